@@ -62,7 +62,7 @@ def trained_run(folder: Path) -> Run:
     """A finished run in `folder`, with its data."""
     config = loader.load(None, [*SMALL, f"data.dir={folder / 'data'}"], {})
     corpus = download(config.data)
-    store = tokenize(corpus, config.tokenizer, config.data.dir)
+    store = tokenize(corpus, config.tokenizer)
     fit(config, store, folder / "runs/sample")
     return Run(folder / "runs/sample", config, corpus, store)
 

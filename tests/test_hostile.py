@@ -132,7 +132,7 @@ def use_corpus(run: Run) -> None:
     verify(opened.folder, opened.manifest["files"])
     stores = run.folder.parent / "stores"
     shutil.rmtree(stores, ignore_errors=True)
-    tokenize(opened, TokenizerConfig(), stores)
+    tokenize(open_corpus(shutil.copytree(opened.folder, stores / opened.folder.name)), TokenizerConfig())
 
 
 def use_store(run: Run) -> None:

@@ -15,7 +15,7 @@ from lmtrain.errors import UsageError
 from lmtrain.system.distributed import join_processes
 from lmtrain.system.messages import log, log_level
 from lmtrain.training.loop import fit
-from lmtrain.training.plan import RunPlan, chosen, plan_run, prepare
+from lmtrain.training.plan import RunPlan, changed_fields, plan_run, prepare
 from lmtrain.training.trainer import Outcome
 
 
@@ -55,14 +55,16 @@ def train_plan(plan: RunPlan) -> Outcome:
     """Train to the end of the budget, and return the outcome. Every process of the run calls this.
 
     It computes gradients even if the caller has disabled them. Torch's generator on the CPU is left as it was: a search
-    that draws its settings from it would else draw the same ones after each run.
+    that draws its settings from it would else draw the same ones after each run. So is the number of its threads.
     """
-    train = plan.config.train
-    with torch.random.fork_rng(devices=[]), join_processes(train.device, train.timeout_minutes) as processes:
-        with processes.main_first():
-            config, store = prepare(plan)
-        if plan.recipe_overrides is not None:
-            log.info(
-                f"recipe for this text and machine, where it differs from the defaults: {' '.join(chosen(config))}"
-            )
-        return fit(config, store, plan.run_dir, processes=processes)
+    train, threads = plan.config.train, torch.get_num_threads()
+    try:
+        with torch.random.fork_rng(devices=[]), join_processes(train.device, train.timeout_minutes) as processes:
+            with processes.main_first():
+                config, store = prepare(plan)
+            if plan.recipe_overrides is not None:
+                fields = " ".join(changed_fields(config))
+                log.info(f"recipe for this text and machine, where it differs from the defaults: {fields}")
+            return fit(config, store, plan.run_dir, processes=processes)
+    finally:
+        torch.set_num_threads(threads)

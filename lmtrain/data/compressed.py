@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import lzma
+import os
 import zlib
 from collections.abc import Callable
 from io import BufferedReader, RawIOBase
@@ -55,7 +56,7 @@ class _Streams(RawIOBase):
 def _zstd(path: Path) -> Any:
     import pyarrow  # comes with datasets; the standard library has zstd from Python 3.14 on
 
-    return pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
+    return pyarrow.CompressedInputStream(pyarrow.OSFile(os.fsencode(path)), "zstd")
 
 
 COMPRESSED: dict[str, Callable[[Path], Any]] = {

@@ -54,13 +54,13 @@ def download(data: DataConfig, *, force: bool = False) -> Corpus:
     Raises LmtrainError if anything is wrong with the source, the network or the disk.
     """
     recover(data.dir)
+    if data.source in KNOWN and Path(data.source).exists():
+        log.info(f"data.source={data.source} is the known corpus of that name; for the path write ./{data.source}")
     source = find_source(data)
     folder = data.dir / source.folder
     if not force and (manifest := undamaged(folder, FORMAT, {"origin": source.origin})) is not None:
         return Corpus(folder, manifest)
     reject_foreign(folder)
-    if data.source in KNOWN and Path(data.source).exists():
-        log.info(f"data.source={data.source} is the known corpus of that name; for the path write ./{data.source}")
     log.info(f"making corpus {folder} from {data.source}")
     text = source.read()
     info = {"source": data.source, "origin": source.origin, **text.about}

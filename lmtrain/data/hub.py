@@ -17,10 +17,12 @@ from pydantic import BaseModel
 from lmtrain.data.local import SPLIT_NAMES, column_rows, row_lines
 from lmtrain.data.splits import Text
 from lmtrain.errors import LmtrainError
-from lmtrain.system.messages import bar_disabled, has_columns
+from lmtrain.system.messages import bar_disabled, has_columns, log
 
 _BATCH = 1024
 _CARD = "README.md"
+_OTHER_CARDS = ["*/README.md", ".huggingface.yaml"]
+"""Not downloaded: in these too, `datasets` would read which files there are, anywhere on this machine."""
 _SHARDS = "data/*-?????-of-?????*.*"
 """If a card names no files, the dataset is the files of such names, whatever else the repository holds."""
 
@@ -105,8 +107,9 @@ def _download(dataset: str, revision: str | None, patterns: list[str] | None) ->
 
     http: Any = HfHubHTTPError.__bases__
     """OSError and the root of the HTTP library's errors, a library that differs between versions."""
+    what: Any = {"allow_patterns": patterns, "ignore_patterns": _OTHER_CARDS}
     try:
-        return Path(snapshot_download(dataset, repo_type="dataset", revision=revision, allow_patterns=patterns))
+        return Path(snapshot_download(dataset, repo_type="dataset", revision=revision, **what))
     except HFValidationError as error:
         raise LmtrainError(f"{dataset} can't be the name of a dataset on the hub: check data.source") from error
     except (*http, RuntimeError) as error:  # a failed transfer of a large file, by hf_xet, is a RuntimeError
@@ -155,7 +158,7 @@ def _choose(dataset: str, name: str | None, subsets: list[_Subset]) -> _Subset:
     """Return the subset of this name, else the only one or the default, or an empty one if the card lists none."""
     if name is None and not subsets:
         return _Subset()
-    for subset in subsets:
+    for subset in reversed(subsets):  # of one name, `datasets` takes the last
         is_default = len(subsets) == 1 or subset.default or subset.config_name == "default"
         if subset.config_name == name or (name is None and is_default):
             return subset
@@ -194,6 +197,8 @@ def _open(dataset: str, folder: Path, subset: _Subset) -> dict[str, Any]:
             f"dataset {dataset} has the splits {', '.join(streams)} where one for training, and at most one each for "
             "validation and test, are needed: choose another, or give a folder with its files as data.source"
         )
+    if others := ", ".join(split for split in streams if split not in names):
+        log.info(f"not used in dataset {dataset}, since they are not for training, validation or test: {others}")
     return splits
 
 

@@ -83,7 +83,7 @@ def read_lines(paths: Sequence[Path], text_column: str) -> Iterator[tuple[str, b
     """
     are_documents = len(paths) > 1 and not all(SHARD.search(plain(path).stem) for path in paths)
     for path in paths:
-        if not path.is_file():
+        if not os.path.isfile(path):  # noqa: PTH113 -- Path.is_file raises OSError for a name that is too long
             raise LmtrainError(f"{path} is not a text file: name an existing file")
         if kind(path) in READERS:
             yield from row_lines(READERS[kind(path)](path, text_column))
@@ -200,14 +200,13 @@ def _csv_rows(path: Path, text_column: str) -> Iterator[str]:
         header = next(reader, [])
         _check_column(str(path), text_column, header)
         column = header.index(text_column)
-        for row in reader:
-            if row and len(row) != len(header):
+        for row in filter(None, reader):  # an empty line is no row
+            if len(row) != len(header):
                 raise LmtrainError(
                     f"{path}, line {reader.line_num}, has {len(row)} fields and not {len(header)}, as its header has: "
                     "put quotes around a text with separators in it"
                 )
-            if row:
-                yield row[column]
+            yield row[column]
     except csv.Error as error:
         raise LmtrainError(
             f"{path}, line {reader.line_num}, is not well-formed ({error}): put quotes around a text with quotes or "
@@ -220,7 +219,7 @@ def _parquet_rows(path: Path, text_column: str) -> Iterator[str]:
     from pyarrow.parquet import ParquetFile
 
     try:
-        with ParquetFile(path) as file:
+        with pyarrow.OSFile(os.fsencode(path)) as source, ParquetFile(source) as file:
             _check_column(str(path), text_column, file.schema_arrow.names)
             yield from column_rows(file.iter_batches(_ROWS, columns=[text_column]), text_column, str(path))
     except (pyarrow.ArrowException, *DAMAGE, UnicodeDecodeError) as error:
@@ -235,7 +234,12 @@ def column_rows(batches: Iterable[Any], text_column: str, place: str) -> Iterato
         _check_column(place, text_column, batch.column_names)
         for value in batch.column(batch.column_names.index(text_column)):  # the first one of this name, as in a .csv
             number += 1
-            yield _text_row(value.as_py(), text_column, f"{place}, row {number},")
+            where = f"{place}, row {number},"
+            try:
+                row = value.as_py()
+            except UnicodeDecodeError:
+                raise LmtrainError(f"{where} is not UTF-8 text: take the row out, or convert it") from None
+            yield _text_row(row, text_column, where)
 
 
 READERS: dict[str, Callable[[Path, str], Iterator[str]]] = {

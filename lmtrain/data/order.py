@@ -33,7 +33,7 @@ def permute(index: np.ndarray, size: int, key: int) -> np.ndarray:
     """
     bits = max((size - 1).bit_length(), _MIN_BITS)
     keys = np.frombuffer(hashlib.shake_128(f"{key}".encode()).digest(16 * _ROUNDS), "<u8").reshape(_ROUNDS, 2)
-    result = _mix(np.asarray(index).astype(np.uint64), bits, keys)
+    result = _mix(index.astype(np.uint64), bits, keys)
     while (outside := np.flatnonzero(result >= size)).size:
         result[outside] = _mix(result[outside], bits, keys)
     return result.astype(np.int64)

@@ -16,7 +16,7 @@ from lmtrain.data.hub import fetch
 from lmtrain.data.sample import SampleSplit
 from lmtrain.data.split_files import find_splits, listed
 from lmtrain.data.splits import Text
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.storage.files import read_errors, sha256_bytes, sha256_file
 from lmtrain.system.messages import log
 
@@ -58,7 +58,7 @@ def find_source(data: DataConfig) -> Source:
     Raises LmtrainError if it is none of these, or a file or folder that can't be used.
     """
     if data.source in KNOWN and data.subset is not None:
-        raise LmtrainError(f"data.subset has no meaning with data.source={data.source}: leave it out")
+        raise UsageError(f"data.subset has no meaning with data.source={data.source}: leave it out")
     if data.source == "sample":
         return _sample(data)
     if data.source in KNOWN:
@@ -81,7 +81,7 @@ def _check_hub_id(source: str) -> None:
     with suppress(OSError, ValueError, RuntimeError):  # no such folder or ~user, or a name that no path can have
         path = path.expanduser()
         local.reject_dangling(path)
-        siblings = [str(path.with_name(other.name)) for other in path.parent.iterdir()]
+        siblings = [*map(str, path.parent.iterdir())]
     if _HUB_ID.fullmatch(source) and not source.startswith(".") and local.kind(path) not in local.SUFFIXES:
         return
     near = difflib.get_close_matches(source, [*KNOWN, *siblings], n=2, cutoff=0.75)

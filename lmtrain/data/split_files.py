@@ -31,18 +31,18 @@ def find_splits(folder: Path) -> dict[str, list[Path]]:
     Messages say what is not used. Raises LmtrainError if there is no training text, if two files or folders claim one
     split, if a shard is missing, or if a link leads to a missing file.
     """
-    every = sorted(_files(folder))
+    every = [*_files(folder, set())]
     named = [path for path in every if kind(path) in SUFFIXES]
     for path in named:
         reject_dangling(path)
-    by_inode = {(path.stat().st_dev, path.stat().st_ino): path for path in reversed(named) if path.is_file()}
+    by_inode = {(path.stat().st_dev, path.stat().st_ino): path for path in reversed(named)}
     texts = sorted(by_inode.values())  # each file under the first of its names: a link to it is the same text
     root = _root(folder, texts)
     splits = _named_splits(root, texts)
     if not splits and texts:
         splits = {"train": texts}
         if held_out := [path for path in texts if {"valid", "test"}.intersection(map(SPLIT_NAMES.get, _parts(path)))]:
-            advice = f"read as training text; to have a split, name a file in {root} valid.txt or test.txt"
+            advice = f"read as training text; to have splits, name files or folders in {root} train, valid and test"
             log.info(f"{listed(folder, held_out)}: {advice}")
     if "train" not in splits:
         raise LmtrainError(
@@ -93,19 +93,19 @@ def listed(folder: Path, paths: Sequence[Path]) -> str:
     return ", ".join(name_in(folder, path) for path in paths[:_SHOWN]) + more
 
 
-def _files(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
-    """Yield the files below a folder, also through links to folders, but no hidden ones and none that lmtrain wrote.
+def _files(folder: Path, seen: set[Path]) -> Iterator[Path]:
+    """Yield the files below a folder, in order, but no hidden ones and none that lmtrain wrote.
 
-    `above` are the folders that `folder` is in.
+    Links to folders are followed. Each folder is read once; those that have been read are added to `seen`.
     """
-    above |= {folder.resolve()}
-    for path in folder.iterdir():
+    seen.add(folder.resolve())
+    for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
             continue
         if not path.is_dir():
             yield path
-        elif path.resolve() not in above and not _is_written(path):
-            yield from _files(path, above)
+        elif path.resolve() not in seen and not _is_written(path):
+            yield from _files(path, seen)
 
 
 def _is_written(folder: Path) -> bool:

@@ -25,7 +25,7 @@ _LONG = 1 << 20
 SHARE = 0.05
 """The part of a text that is cut off for a validation or test split."""
 HELD_OUT = 25_000_000
-"""The most bytes that are cut off for one: scoring more takes long, for the same answer."""
+"""Bytes of a larger text that are cut off for one: scoring more takes long, for the same answer."""
 
 Lines = Iterable[tuple[str, bool]]
 """Lines of text without their ends, and whether a document is known to start there."""
@@ -86,8 +86,9 @@ def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str) ->
     """Write `lines` as several `splits`, in order, all but the first with `SHARE` of the documents, lines or words.
 
     Cuts fall between documents, unless there are under 20, or a share is less than one of them; then between lines,
-    unless there are under 20, or one of them is longer than two shares; then between words, where a line end replaces
-    a space or tab. A share has at most `HELD_OUT` bytes, or one line.
+    unless there are under 20, or one of them is longer than a tenth of the text; then between words, where a line end
+    replaces a space or tab. If `SHARE` of the text is more than `HELD_OUT` bytes, a share is as much as these are of
+    the text.
 
     Return the counts of each split. Raises LmtrainError when there are fewer than 20 words, or no place for a cut.
     """

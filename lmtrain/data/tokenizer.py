@@ -79,7 +79,8 @@ class Tokenizer:
         self.sha256 = sha256_bytes(content)
         self.eos_token = description.eos
         self.eos_id = vocabulary[description.eos]
-        self.unk_id = None if description.unk is None else vocabulary[description.unk]
+        self.unk_token = description.unk
+        self.unk_id = None if self.unk_token is None else vocabulary[self.unk_token]
         self._content = content
         self._backend = backend
         if self.kind == "word":

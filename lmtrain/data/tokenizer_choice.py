@@ -31,13 +31,13 @@ def resolve(config: TokenizerConfig, corpus: Corpus) -> TokenizerConfig:
     kind, size = config.kind, config.vocab_size
     if kind == "auto":
         kind = "word" if has_spaced_punctuation(beginning(corpus, READ_BYTES)) else "bpe"
-    if kind == "bpe" and size is None:
-        size = fitting_size(corpus.splits["train"]["bytes"])
-    if kind == "bpe" and size is not None and size < LEAST_BPE:
-        raise LmtrainError(
-            f"tokenizer.vocab_size={size} is too small for the bpe tokenizer that suits {corpus.folder.name}: set it "
-            f"to {LEAST_BPE} or more, or set tokenizer.kind=word"
-        )
+    if kind == "bpe":
+        size = fitting_size(corpus.splits["train"]["bytes"]) if size is None else size
+        if size < LEAST_BPE:
+            raise LmtrainError(
+                f"tokenizer.vocab_size={size} is too small for the bpe tokenizer that suits {corpus.folder.name}: set "
+                f"it to {LEAST_BPE} or more, or set tokenizer.kind=word"
+            )
     return config.model_copy(update={"kind": kind, "vocab_size": size})
 
 
@@ -48,9 +48,7 @@ def of_store(config: TokenizerConfig, store: TokenStore) -> TokenizerConfig:
     """
     if config.file is not None or store.manifest["kind"] == "file":
         return config
-    # A store that was made with the run's own tokenizer.json has no limit.
-    size = store.manifest["vocab_limit"] or config.vocab_size
-    return config.model_copy(update={"kind": store.manifest["kind"], "vocab_size": size})
+    return config.model_copy(update={"kind": store.manifest["kind"], "vocab_size": store.manifest["vocab_limit"]})
 
 
 def has_spaced_punctuation(text: str) -> bool:

@@ -38,7 +38,7 @@ def prepare_store(config: Config) -> TokenStore:
 
     Raises LmtrainError as `download` and `tokenize` do.
     """
-    return tokenize(download(config.data), config.tokenizer, config.data.dir)
+    return tokenize(download(config.data), config.tokenizer)
 
 
 def prepare_run_store(data: DataConfig, run_dir: Path, found: TokenStore | None) -> TokenStore:
@@ -51,11 +51,11 @@ def prepare_run_store(data: DataConfig, run_dir: Path, found: TokenStore | None)
     corpus = download(data)
     if found is not None and corpus.sha256 == found.manifest["corpus_sha256"]:
         return found
-    return tokenize(corpus, TokenizerConfig(file=run_dir / TOKENIZER), data.dir)
+    return tokenize(corpus, TokenizerConfig(file=run_dir / TOKENIZER))
 
 
-def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path) -> TokenStore:
-    """Return the store of a corpus: an existing one of the same text and configuration, else a new one.
+def tokenize(corpus: Corpus, config: TokenizerConfig) -> TokenStore:
+    """Return the store of a corpus, beside it: an existing one of the same text and configuration, else a new one.
 
     The tokenizer is that of `config.file`, or is trained on the train split, as `resolve` chooses. Raises LmtrainError
     if `config.file` is not a tokenizer, if the folder holds other files, or if the disk is full.
@@ -63,7 +63,7 @@ def tokenize(corpus: Corpus, config: TokenizerConfig, data_dir: Path) -> TokenSt
     external = Tokenizer.load(config.file, config.eos_token) if config.file is not None else None
     config = resolve(config, corpus)
     name, identity = _identify(corpus, config, external)
-    folder = data_dir / name
+    folder = corpus.folder.with_name(name)
     if (manifest := undamaged(folder, FORMAT, identity)) is not None:
         return store_of(folder, manifest)
     reject_foreign(folder)

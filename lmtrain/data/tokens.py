@@ -5,6 +5,7 @@ uint16 where they fit, else uint32. When a store is opened every file is checked
 """
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +109,8 @@ def find_store(data_dir: Path, sha256: str | None) -> TokenStore | None:
     None has no store: a run of an earlier version has no hash. A damaged store does not count, and a warning says what
     is wrong with it. Raises UnreadableError if the system denies reading it.
     """
+    if not os.path.isdir(data_dir):  # noqa: PTH112 -- Path raises PermissionError below another user's home
+        return None
     for path in sorted(data_dir.glob(f"[!.]*/{MANIFEST}")):  # a hidden one is not finished
         try:
             manifest = parse_manifest(path.parent, FORMAT)

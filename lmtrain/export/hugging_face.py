@@ -137,7 +137,7 @@ def _word_decoder(eos: str) -> dict[str, Any]:
 
 def _tokenizer_config(trained: TrainedWeights) -> dict[str, Any]:
     tokenizer = trained.tokenizer
-    unknown = {} if tokenizer.unk_id is None else {"unk_token": tokenizer.token(tokenizer.unk_id)}
+    unknown = {} if tokenizer.unk_token is None else {"unk_token": tokenizer.unk_token}
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **dict.fromkeys(("bos_token", "eos_token", "pad_token"), tokenizer.eos_token),

@@ -12,6 +12,7 @@ from lmtrain.data.corpus import open_corpus
 from lmtrain.data.tokens import find_store
 from lmtrain.errors import LmtrainError
 from lmtrain.model.trained import TrainedWeights
+from lmtrain.system.messages import escaped
 from lmtrain.training.finished import read_finished
 
 _NOT_IN_RECIPE: Any = {"run": {"name", "dir"}, "data": {"dir"}, "eval": True}
@@ -76,16 +77,21 @@ def model_card(trained: TrainedWeights, folder: str) -> str:
         "context": f"{config.model.context:,} tokens",
         "checkpoint": f"step {info['step']:,}, {'averaged' if trained.weights == 'ema' else 'raw'} weights",
         "validation": _measured(trained),
-        "trained on": ", ".join(filter(None, trained_on)) if machine else "unknown",
+        "trained on": ", ".join(map(str, filter(None, trained_on))) if machine else "unknown",
     }
     return _CARD.format(
         name=trained.run_dir.name,
         folder=folder,
         version=__version__,
-        rows="\n".join(f"| {name} | {value} |" for name, value in rows.items()),
+        rows="\n".join(f"| {name} | {_cell(str(value))} |" for name, value in rows.items()),
         eos=tokenizer.token(tokenizer.eos_id),
         recipe=_recipe(config, source),
     )
+
+
+def _cell(text: str) -> str:
+    """Return a text for a table of Markdown: on one line, and without HTML."""
+    return escaped(text).replace("|", r"\|").replace("<", "&lt;")
 
 
 def _recipe(config: Config, source: str) -> str:

@@ -5,6 +5,7 @@ the text. Overrides apply in both cases.
 """
 
 import math
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ def _recipe(overrides: Sequence[str], tokens: int, vocab_size: int) -> Config:
 def _plan_existing(run_dir: Path, overrides: Sequence[str]) -> RunPlan:
     """Return the plan for a run that exists, with its own configuration and the overrides."""
     stored = run_config(run_dir)
-    if not stored.data.dir.exists():  # the run comes from elsewhere
+    if not os.path.isdir(stored.data.dir):  # noqa: PTH112 -- the run comes from elsewhere, perhaps from another user
         stored = load(stored, [f"data.dir={DataConfig().dir}"], {})
     config = load(stored, overrides)
     return RunPlan(_with_absolute_paths(config, run_dir), run_dir)
@@ -123,16 +124,16 @@ def prepare(plan: RunPlan) -> tuple[Config, TokenStore]:
 
     Raises LmtrainError as `prepare_store` does, and UsageError for overrides that don't fit the automatic recipe.
     """
-    store = _tokens_of(plan)
+    tokenizer, store = _tokens_of(plan)
     config = plan.config
     if plan.recipe_overrides is not None:
         recipe = _recipe(plan.recipe_overrides, store.split("train").tokens, store.tokenizer.vocab_size)
         config = _with_absolute_paths(recipe, plan.run_dir)
-    return config.model_copy(update={"tokenizer": of_store(config.tokenizer, store)}), store
+    return config.model_copy(update={"tokenizer": tokenizer}), store
 
 
-def _tokens_of(plan: RunPlan) -> TokenStore:
-    """Return the token store to train on, which is made if it is missing.
+def _tokens_of(plan: RunPlan) -> tuple[TokenizerConfig, TokenStore]:
+    """Return the section `tokenizer` of the run, and the token store to train on, which is made if it is missing.
 
     An existing run keeps its tokenizer, unless another one is configured (`check_same_run` then rejects it). Unless its
     text is a file on this machine, which may have changed, the store is found by its hash.
@@ -140,11 +141,12 @@ def _tokens_of(plan: RunPlan) -> TokenStore:
     config = plan.config
     stored = run_config(plan.run_dir) if _has_checkpoint(plan.run_dir) else None
     if stored is None or _wants_other_tokenizer(config.tokenizer, stored.tokenizer):
-        return prepare_store(config)
+        store = prepare_store(config)
+        return of_store(config.tokenizer, store), store
     found = find_store(config.data.dir, _store_hash(plan.run_dir))
     if found is not None and local_path(config.data.source) is None and _text(config.data) == _text(stored.data):
-        return found
-    return prepare_run_store(config.data, plan.run_dir, found)
+        return stored.tokenizer, found
+    return stored.tokenizer, prepare_run_store(config.data, plan.run_dir, found)
 
 
 def _text(data: DataConfig) -> DataConfig:
@@ -171,7 +173,7 @@ def _store_hash(run_dir: Path) -> str | None:
     return None
 
 
-def chosen(config: Config) -> list[str]:
+def changed_fields(config: Config) -> list[str]:
     """Return the tokenizer, model and train fields that differ from the defaults, as overrides."""
     defaults = flat(Config())
     return [

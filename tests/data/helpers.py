@@ -49,7 +49,8 @@ def write(path: Path, content: str | bytes) -> Path:
 
 def parquet(path: Path, rows: list[Any], column: str = "text") -> Path:
     """Write a parquet file with one column; the path again."""
-    pq.write_table(pa.table({column: rows}), path)
+    with path.open("wb") as file:  # pyarrow takes no path that is not UTF-8
+        pq.write_table(pa.table({column: rows}), file)
     return path
 
 
@@ -68,14 +69,9 @@ def make_corpus(folder: Path, documents: Documents, **info: Any) -> Corpus:
     return open_corpus(folder)
 
 
-def tokenized(corpus: Corpus, config: TokenizerConfig) -> TokenStore:
-    """The store of a corpus, beside it."""
-    return tokenize(corpus, config, corpus.folder.parent)
-
-
 def make_store(data: Path, kind: Kind = "word", documents: Documents | None = None) -> TokenStore:
     """A corpus `tiny` in the folder `data`, and its store."""
-    return tokenized(make_corpus(data / "tiny", documents or DOCUMENTS), CONFIGS[kind])
+    return tokenize(make_corpus(data / "tiny", documents or DOCUMENTS), CONFIGS[kind])
 
 
 def lines(corpus: Corpus, split: str) -> list[str]:

@@ -8,14 +8,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from lmtrain.config.schema import DataConfig, TokenizerConfig
 from lmtrain.data import sample
 from lmtrain.data.corpus import Corpus, download, open_corpus
 from lmtrain.data.sources import Source, find_source
+from lmtrain.data.tokenizing import tokenize
 from lmtrain.errors import LmtrainError
-from tests.data.helpers import lines, parquet, starts, tokenized, write
+from tests.data.helpers import lines, parquet, starts, write
 from tests.helpers import messages
 
 ARTICLES = [
@@ -263,17 +265,30 @@ def test_a_name_of_any_length_can_be_used(load: Importer, tmp_path: Path, letter
     longest = letter * (251 // len(letter.encode()))
     made = load(write(tmp_path / f"{longest}.txt", "a b\n" * 30))
     assert longest.startswith(made.folder.name.partition("-")[0])
-    store = tokenized(made, TokenizerConfig(kind="word", vocab_size=1_000_000))
+    store = tokenize(made, TokenizerConfig(kind="word", vocab_size=1_000_000))
     assert list(store.splits) == ["train", "valid", "test"]
 
 
 def test_names_in_another_encoding_can_be_used(load: Importer, folder: Path) -> None:
     for name in (b"caf\xe9.txt", b"other.txt"):
         (folder / os.fsdecode(name)).write_text("a\n" * 30)
+    parquet(folder / os.fsdecode(b"caf\xe9.parquet"), ["a"])
+    (folder / os.fsdecode(b"caf\xe9.txt.zst")).write_bytes(pa.compress(b"a\n", codec="zstd", asbytes=True))
     made = load(folder)
-    assert list(made.manifest["origin"]["files"]["train"]) == ["caf\\xe9.txt", "other.txt"]
+    names = ["caf\\xe9.parquet", "caf\\xe9.txt", "caf\\xe9.txt.zst", "other.txt"]
+    assert list(made.manifest["origin"]["files"]["train"]) == names
     assert load(folder).sha256 == made.sha256
     assert load.notes == []
+
+
+def test_a_path_that_is_called_like_a_known_corpus_is_named_each_time(
+    load: Importer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sample").mkdir()
+    for _ in range(2):
+        load("sample", sample_tokens=1_000)
+        assert "data.source=sample is the known corpus of that name; for the path write ./sample" in load.notes
 
 
 def test_corpus_folders_differ_by_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

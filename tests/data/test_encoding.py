@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from lmtrain.data import tokenizer, tokenizing
 from lmtrain.data.tokenizer_file import Kind
-from tests.data.helpers import CONFIGS, KINDS, Documents, make_corpus, make_store, tokenized
+from lmtrain.data.tokenizing import tokenize
+from tests.data.helpers import CONFIGS, KINDS, Documents, make_corpus, make_store
 
 LINES = [f"line {number} says {number % 7} times é" for number in range(400)]
 DOCUMENTS: Documents = {
@@ -60,9 +61,9 @@ def test_merges_of_a_large_text_are_learned_from_a_part(
     monkeypatch.setattr(tokenizing, "BPE_BYTES", 1_000)
     monkeypatch.setattr(tokenizing, "_SPAN", 2_000)
     corpus = make_corpus(tmp_path / "tiny", DOCUMENTS)
-    store = tokenized(corpus, CONFIGS["bpe"])
+    store = tokenize(corpus, CONFIGS["bpe"])
     assert any("learned from" in note and "of the text" in note for note in notes)
-    assert tokenized(corpus, CONFIGS["word"]).split("train").replaced == 0, "words are counted in all of it"
+    assert tokenize(corpus, CONFIGS["word"]).split("train").replaced == 0, "words are counted in all of it"
     ids = store.split("train").ids
     text = store.tokenizer.decode(ids[ids != store.tokenizer.eos_id].tolist())
     assert text == "".join(f"{line}\n" for line in LINES)
@@ -78,7 +79,7 @@ from lmtrain.config.schema import DataConfig, TokenizerConfig
 data = DataConfig(source=sys.argv[1] + "/text", dir=Path(sys.argv[1], "data"))
 corpus = download(data)
 tokenizing.open_store = lambda *_: None
-tokenizing.tokenize(corpus, TokenizerConfig(kind="word"), data.dir)
+tokenizing.tokenize(corpus, TokenizerConfig(kind="word"))
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 

@@ -8,8 +8,9 @@ import pytest
 from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data.corpus import Corpus
 from lmtrain.data.tokenizer import Tokenizer
+from lmtrain.data.tokenizing import tokenize
 from lmtrain.storage.run_folder import TOKENIZER
-from tests.data.helpers import CONFIGS, DOCUMENTS, KINDS, make_corpus, tokenized
+from tests.data.helpers import CONFIGS, DOCUMENTS, KINDS, make_corpus
 
 OTHER = {
     "train": [["the new cat sat", "", "on <unk> 7 hats"], ["a é hat"]],
@@ -22,7 +23,7 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A tokenizer.json away from the store that it was made for; of words unless a test names another kind."""
     corpus = make_corpus(tmp_path / "first" / "tiny", DOCUMENTS)
     config = CONFIGS[getattr(request, "param", "word")]
-    store = tokenized(corpus, config)
+    store = tokenize(corpus, config)
     return shutil.copyfile(store.folder / TOKENIZER, tmp_path / "given.json")
 
 
@@ -36,7 +37,7 @@ def test_the_text_is_encoded_by_the_file(file: Path, corpus: Corpus, notes: list
     tokenizer = Tokenizer.load(file)
     words = tokenizer.kind == "word"
     config = TokenizerConfig(kind="byte", file=file)  # the kind of the configuration is ignored
-    store = tokenized(corpus, config)
+    store = tokenize(corpus, config)
     assert (store.folder / TOKENIZER).read_bytes() == file.read_bytes()
     for split, documents in OTHER.items():
         end = [] if words else [tokenizer.eos_id]
@@ -46,15 +47,15 @@ def test_the_text_is_encoded_by_the_file(file: Path, corpus: Corpus, notes: list
     assert notes == [unknown] * words
     file.unlink()
     moved = TokenizerConfig(file=store.folder / TOKENIZER)
-    found = tokenized(corpus, moved)
+    found = tokenize(corpus, moved)
     assert (found.folder, found.sha256) == (store.folder, store.sha256)
     assert len(notes) == words
 
 
 def test_each_tokenizer_has_a_store_of_its_own(file: Path, corpus: Corpus, notes: list[str]) -> None:
-    trained = tokenized(corpus, CONFIGS["word"])
-    given = tokenized(corpus, TokenizerConfig(file=file))
-    own = tokenized(corpus, TokenizerConfig(file=trained.folder / TOKENIZER))
+    trained = tokenize(corpus, CONFIGS["word"])
+    given = tokenize(corpus, TokenizerConfig(file=file))
+    own = tokenize(corpus, TokenizerConfig(file=trained.folder / TOKENIZER))
     assert len({store.folder for store in (trained, given, own)}) == 3
     assert trained.tokenizer.sha256 == own.tokenizer.sha256 != given.tokenizer.sha256
     assert own.split("train").ids.tolist() == trained.split("train").ids.tolist()

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from lmtrain.data.hub import _open, _Subset
 from tests.data.hub_server import TOKEN, Client, Hub, Repository, prepare, serve
 
 Start = Callable[..., Client]
@@ -107,6 +108,13 @@ def test_a_corpus_is_what_the_data_set_holds(hub: Hub, online: Client, home: Pat
     assert len(hub.requests) == seen, "an unchanged corpus needs no request"
 
 
+def test_splits_that_are_not_used_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, notes: list[str]) -> None:
+    monkeypatch.setattr("datasets.load_dataset", lambda **_: {"train": "rows", "unsupervised": "others"})
+    assert _open("own/reviews", tmp_path, _Subset()) == {"train": "rows"}
+    note = "not used in dataset own/reviews, since they are not for training, validation or test: unsupervised"
+    assert notes == [note]
+
+
 def test_a_subset_downloads_only_its_own_files(hub: Hub, online: Client, offline: Client, home: Path) -> None:
     hub.repositories["own/parts"] = Repository(PARTS)
     manifest = online("own/parts", subset="lines")
@@ -185,7 +193,8 @@ def test_other_kinds_of_files(hub: Hub, online: Client) -> None:
         "train.csv": ("text,id\n" + "".join(f'"{row}",1\n' for row in rows)).encode(),
         "train.txt": "".join(f"{row}\n" for row in rows).encode(),
     }.items():
-        hub.repositories["own/kind"] = Repository({name: content, name.replace("train", "valid"): content})
+        files = {name: content, name.replace("train", "valid"): content}
+        hub.repositories["own/kind"] = Repository(files, commit=sha1(name.encode()).hexdigest())
         assert lines(online("own/kind")) == {"train": 1_500, "valid": 1_500}
         assert (online.dir / "own--kind" / "train.txt").read_text() == "".join(f"{row}\n" for row in rows)
 
@@ -230,6 +239,35 @@ def test_other_kinds_of_files(hub: Hub, online: Client) -> None:
 def test_a_data_set_that_can_not_be_used(hub: Hub, online: Client, files: dict[str, bytes], message: str) -> None:
     hub.repositories["own/wrong"] = Repository(files, commit=sha1(repr(files).encode()).hexdigest())
     assert message in online("own/wrong")
+
+
+@pytest.mark.parametrize("other", ["the card of its folder", ".huggingface.yaml", "a second subset of its name"])
+def test_only_the_files_of_the_chosen_subset_are_read(hub: Hub, online: Client, tmp_path: Path, other: str) -> None:
+    """Whatever files on this machine another description of the dataset names."""
+    (tmp_path / "private.txt").write_text("private\n" * 100)
+    named = f"data_files: {tmp_path}/*.txt\n".encode()
+    text = b"of the dataset\n" * 40
+    files = {
+        "the card of its folder": {
+            "README.md": card(a="[]\n  data_dir: d"),
+            "d/README.md": b"---\nconfigs:\n- config_name: default\n  " + named + b"---\n",
+            "d/train.txt": text,
+        },
+        ".huggingface.yaml": {
+            ".huggingface.yaml": b"configs:\n- config_name: default\n  " + named,
+            "train.txt": text,
+        },
+        "a second subset of its name": {
+            "README.md": b"---\nconfigs:\n- config_name: a\n- config_name: a\n  " + named + b"---\n",
+            "train.txt": text,
+        },
+    }[other]
+    hub.repositories["own/traps"] = Repository(files, commit=sha1(repr(files).encode()).hexdigest())
+    found = online("own/traps", subset=None if other.startswith(".") else "a")
+    if other == "a second subset of its name":
+        assert "names files outside the dataset" in found
+    else:
+        assert lines(found) == {"train": 38, "valid": 2}
 
 
 def test_a_data_set_that_can_not_be_downloaded(hub: Hub, online: Client, offline: Client) -> None:

@@ -3,6 +3,7 @@
 import bz2
 import csv
 import gzip
+import io
 import json
 import lzma
 from collections.abc import Callable
@@ -24,6 +25,13 @@ ROWS = [f"row {number}\nis é" for number in range(3_000)]
 def zstd(content: bytes) -> bytes:
     packed: bytes = pa.compress(content, codec="zstd", asbytes=True)
     return packed
+
+
+def not_utf8() -> bytes:
+    """A parquet file with texts of which the second is not UTF-8."""
+    file = io.BytesIO()
+    pq.write_table(pa.table({"text": pa.array([b"plain", b"na\xefve"]).view(pa.string())}), file)
+    return file.getvalue()
 
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
@@ -124,6 +132,7 @@ def test_files_with_names_of_their_own_are_documents_and_shards_are_not(tmp_path
         ("a.tsv", 'id\ttext\n1\t"a" b\n', r"a\.tsv, line 2, is not well-formed"),
         ("a.csv", b"id,text\n1,na\xefve\n", r"a\.csv is not UTF-8 text after line 0"),
         ("a.parquet", b"PAR1 no parquet", r"a\.parquet can't be read as parquet"),
+        ("a.parquet", not_utf8(), r"a\.parquet, row 2, is not UTF-8 text: take the row out, or convert it"),
         ("none.txt", None, r"none\.txt is not a text file: name an existing file"),
         ("none.parquet", None, r"none\.parquet is not a text file: name an existing file"),
     ],

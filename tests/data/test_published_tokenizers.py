@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data.tokenizer import Tokenizer
+from lmtrain.data.tokenizing import tokenize
 from lmtrain.errors import LmtrainError
-from tests.data.helpers import DOCUMENTS, make_corpus, tokenized
+from tests.data.helpers import DOCUMENTS, make_corpus
 from tests.data.published import EXACT, SHAPES, as_given, published, reference
 
 WORDS = ["the", "cat", "'s", " ", "  ", "\n", "\t", "\r", "é", "東", "😀", "\x00", "7", "Cat", ".", "-"]
@@ -122,7 +123,7 @@ def test_the_file_is_complete_by_itself_and_the_library_reads_it(name: str, tmp_
 @EVERY_SHAPE
 def test_a_store_has_one_end_of_text_token_for_each_document(name: str, tmp_path: Path, notes: list[str]) -> None:
     corpus = make_corpus(tmp_path / "tiny", DOCUMENTS)
-    store = tokenized(corpus, TokenizerConfig(file=write(tmp_path, name)))
+    store = tokenize(corpus, TokenizerConfig(file=write(tmp_path, name)))
     for split, documents in DOCUMENTS.items():
         ids = store.split(split).ids
         assert (ids == store.tokenizer.eos_id).sum() == len(documents)

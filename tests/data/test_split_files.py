@@ -1,5 +1,6 @@
 """Which files are which split by their names, and what is said of the others."""
 
+import itertools
 import os
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def test_a_name_that_only_looks_like_a_split_is_training_text_and_named(tmp_path
     fill(tmp_path, f"novel.txt strangers-on-a-train.txt {book}")
     splits, notes = found(tmp_path)
     assert splits == {"train": " ".join(sorted(["novel.txt", "strangers-on-a-train.txt", book]))}
-    advice = f"read as training text; to have a split, name a file in {tmp_path} valid.txt or test.txt"
+    advice = f"read as training text; to have splits, name files or folders in {tmp_path} train, valid and test"
     assert notes == [f"{book}: {advice}"]
 
 
@@ -133,6 +134,18 @@ def test_a_second_name_of_a_file_is_no_second_text(tmp_path: Path) -> None:
         {"train": "a.txt sub/c.txt"},
         [f"not used in {tmp_path}, since {reason}: b.txt, sub/d.txt"],
     )
+
+
+def test_a_folder_with_many_names_is_read_once(tmp_path: Path) -> None:
+    """Each of 30 folders has two links to the next, so that 2**30 paths lead to the last."""
+    folders = [tmp_path / f"{number:02}" for number in range(30)]
+    for folder in folders:
+        folder.mkdir()
+    for folder, following in itertools.pairwise(folders):
+        (folder / "x").symlink_to(following)
+        (folder / "y").symlink_to(following)
+    (folders[-1] / "a.txt").write_text("a")
+    assert found(folders[0]) == ({"train": f"{'x/' * 29}a.txt"}, [])
 
 
 @pytest.mark.parametrize(

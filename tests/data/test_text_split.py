@@ -11,10 +11,10 @@ from lmtrain.config.schema import DataConfig
 from lmtrain.data import tokenizing
 from lmtrain.data.corpus import download
 from lmtrain.data.local import read_lines, text_lines
-from lmtrain.data.tokenizing import text_split
+from lmtrain.data.tokenizing import text_split, tokenize
 from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.errors import LmtrainError
-from tests.data.helpers import CONFIGS, KINDS, tokenized, write
+from tests.data.helpers import CONFIGS, KINDS, write
 
 TRAIN = [f"line {number} says {number % 7} times é" for number in range(60)]
 VALID = ["\ufeff of  a line 3\r", "", "\u2028 é never seen <eos> <unk>", *TRAIN[::3], "the last, without an end"]
@@ -37,7 +37,7 @@ def test_a_file_is_the_split_that_a_corpus_makes_of_it(
         path = write(source / name, "".join(json.dumps({"body": f"{line}\nmore"}) + "\n" for line in VALID))
     else:
         path = write(source / name, gzip.compress("\n".join(VALID).encode()))
-    store = tokenized(download(DataConfig(source=str(source), dir=tmp_path, text_column="body")), CONFIGS[kind])
+    store = tokenize(download(DataConfig(source=str(source), dir=tmp_path, text_column="body")), CONFIGS[kind])
     split = text_split(read_lines([path], "body"), store.tokenizer, label=str(path))
     assert content(split) == content(store.split("valid"))
     if (kind, name) == ("word", "valid.txt.gz"):
@@ -50,6 +50,7 @@ def test_a_file_is_the_split_that_a_corpus_makes_of_it(
     ("name", "written", "message"),
     [
         ("nothing.txt", None, "nothing.txt is not a text file: name an existing file"),
+        (100 * "a long text ", None, "a long text  is not a text file: name an existing file"),
         ("picture.png", b"\x89PNG", "picture.png is not UTF-8 text after line 0"),
         ("blank.txt", b" \n\t\n", "blank.txt has no words: give it some text"),
         ("other.jsonl", b'{"text": "a"}\n', "has no column 'body'"),

@@ -8,8 +8,9 @@ import pytest
 from lmtrain.config.schema import DataConfig, TokenizerConfig
 from lmtrain.data.corpus import download
 from lmtrain.data.tokenizer_choice import fitting_size, of_store, resolve
+from lmtrain.data.tokenizing import tokenize
 from lmtrain.errors import LmtrainError
-from tests.data.helpers import CONFIGS, make_corpus, tokenized
+from tests.data.helpers import CONFIGS, make_corpus
 
 MARKED = ["The river , wide , was there . "] * 60
 """Lines in which spaces set punctuation apart."""
@@ -62,18 +63,18 @@ def test_a_store_is_made_as_resolved(
     corpus = make_corpus(tmp_path / "tiny", {"train": [MARKED], "valid": [["a"]]})
     config, expected = TokenizerConfig(**fields), TokenizerConfig(**resolved)
     assert resolve(config, corpus) == expected
-    store = tokenized(corpus, config)
+    store = tokenize(corpus, config)
     assert (store.manifest["kind"], store.manifest["vocab_limit"]) == (expected.kind, expected.vocab_size)
     assert of_store(config, store) == of_store(expected, store) == resolve(expected, corpus) == expected
     notes.clear()
-    assert tokenized(corpus, expected).folder == store.folder
+    assert tokenize(corpus, expected).folder == store.folder
     assert notes == []
 
 
 def test_a_tokenizer_that_is_given_has_a_kind_of_its_own(tmp_path: Path) -> None:
     corpus = make_corpus(tmp_path / "tiny", {"train": [MARKED], "valid": [["a"]]})
-    config = TokenizerConfig(file=tokenized(corpus, CONFIGS["bpe"]).folder / "tokenizer.json")
-    store = tokenized(corpus, config)
+    config = TokenizerConfig(file=tokenize(corpus, CONFIGS["bpe"]).folder / "tokenizer.json")
+    store = tokenize(corpus, config)
     assert store.tokenizer.kind == store.manifest["kind"] == "bpe"
     assert of_store(config, store) == config
 
@@ -81,12 +82,12 @@ def test_a_tokenizer_that_is_given_has_a_kind_of_its_own(tmp_path: Path) -> None
 def test_a_size_too_small_for_the_kind_that_was_chosen_is_named(tmp_path: Path) -> None:
     corpus = make_corpus(tmp_path / "tiny", {"train": [["plain text, as it is."] * 60]})
     with pytest.raises(LmtrainError, match=r"vocab_size=100 is too small for the bpe .* or set tokenizer\.kind=word"):
-        tokenized(corpus, TokenizerConfig(vocab_size=100))
+        tokenize(corpus, TokenizerConfig(vocab_size=100))
 
 
 def test_unknown_words_are_named_for_each_split(tmp_path: Path, notes: list[str]) -> None:
     documents = {"train": [["a a a b <unk> c , ."]], "valid": [["a a new <unk>"]], "test": [["a a"]]}
-    tokenized(make_corpus(tmp_path / "tiny", documents), TokenizerConfig(kind="word", vocab_size=4))
+    tokenize(make_corpus(tmp_path / "tiny", documents), TokenizerConfig(kind="word", vocab_size=4))
     assert notes[-1] == (
         "the tokenizer does not know all words: <unk> replaces 33.3% (train), 20% (valid), 0% (test) of the tokens"
     )

@@ -15,11 +15,12 @@ from lmtrain.data import tokenizer as tokenizer_module
 from lmtrain.data import tokens as tokens_module
 from lmtrain.data.corpus import Corpus, download, open_corpus
 from lmtrain.data.tokenizer_file import Kind
+from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore, find_store, open_store
 from lmtrain.errors import LmtrainError, UnreadableError
 from lmtrain.storage.files import MANIFEST
 from lmtrain.storage.run_folder import TOKENIZER
-from tests.data.helpers import CONFIGS, DOCUMENTS, make_corpus, make_store, tokenized
+from tests.data.helpers import CONFIGS, DOCUMENTS, make_corpus, make_store
 from tests.helpers import flip_bit
 
 FLOOR = {split: {"word_perplexity": 3.0, "nats": 1.0, "tokens": 1} for split in ("train", "valid")}
@@ -104,8 +105,8 @@ def test_the_floor_is_that_of_splits_whose_words_are_all_known(
     """`<unk>` in place of rare words is easier to predict than they are."""
     documents = DOCUMENTS | {"train": [["the cat sat on the mat"]]}
     corpus = make_corpus(tmp_path / "sample", documents, floor=FLOOR)
-    store = tokenized(corpus, TokenizerConfig(**config))
-    again = tokenized(corpus, TokenizerConfig(file=store.folder / TOKENIZER))
+    store = tokenize(corpus, TokenizerConfig(**config))
+    again = tokenize(corpus, TokenizerConfig(file=store.folder / TOKENIZER))
     for made in (store, again):
         assert [split for split in made.splits if made.split(split).floor is not None] == splits
 
@@ -113,7 +114,7 @@ def test_the_floor_is_that_of_splits_whose_words_are_all_known(
 @pytest.mark.parametrize(("known", "holds"), [(998, False), (999, True)])
 def test_the_floor_allows_a_thousandth_of_unknown_words(known: int, holds: bool, tmp_path: Path) -> None:
     documents = {"train": [["the cat"]], "valid": [[f"{'the ' * (known - 1)}dog"]]}  # with the line's end
-    split = tokenized(make_corpus(tmp_path / "sample", documents, floor=FLOOR), TokenizerConfig(kind="word")).split(
+    split = tokenize(make_corpus(tmp_path / "sample", documents, floor=FLOOR), TokenizerConfig(kind="word")).split(
         "valid"
     )
     assert (split.tokens, split.replaced) == (known + 1, 1)
@@ -134,16 +135,17 @@ def test_a_changed_corpus_has_a_store_beside_the_old_one(tmp_path: Path, notes: 
         assert find_store(tmp_path, store.sha256) is None
         assert notes.pop() == f"{found.folder / 'valid.bin'} is damaged or was changed: it is not used"
     assert find_store(tmp_path / "missing", new.sha256) is None
+    assert find_store(tmp_path / (300 * "n"), new.sha256) is None  # the system fails, as in another user's home
 
 
 def test_a_store_of_another_configuration_is_made_again(tmp_path: Path, notes: list[str]) -> None:
     store, corpus = make_store(tmp_path), open_corpus(tmp_path / "tiny")
     config = TokenizerConfig(kind="word", vocab_size=5)
-    folder = tokenized(corpus, config).folder
+    folder = tokenize(corpus, config).folder
     shutil.rmtree(folder)
     store.folder.rename(folder)
     notes.clear()
-    assert tokenized(corpus, config).tokenizer.vocab_size == 5
+    assert tokenize(corpus, config).tokenizer.vocab_size == 5
     assert "configuration has changed" in notes[0]
 
 
@@ -157,7 +159,7 @@ def test_a_store_that_can_not_be_read_is_not_replaced(
         raise UnreadableError("Permission denied")
 
     for make in (
-        lambda: tokenized(open_corpus(tmp_path / "tiny"), CONFIGS["word"]),
+        lambda: tokenize(open_corpus(tmp_path / "tiny"), CONFIGS["word"]),
         lambda: download(DataConfig(source="sample", sample_tokens=1000, dir=tmp_path)),
     ):
         found: TokenStore | Corpus = make()
@@ -181,13 +183,13 @@ def test_an_unfinished_store_is_not_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["thesis.txt", "valid.bin/thesis.txt"])
 def test_other_files_in_the_store_s_folder_are_never_deleted(tmp_path: Path, name: str) -> None:
     corpus = make_corpus(tmp_path / "tiny", DOCUMENTS)
-    folder = tokenized(corpus, CONFIGS["word"]).folder
+    folder = tokenize(corpus, CONFIGS["word"]).folder
     (folder / "valid.bin").unlink()
     thesis = folder / name
     thesis.parent.mkdir(exist_ok=True)
     thesis.write_text("mine")
     with pytest.raises(LmtrainError, match="holds files that lmtrain didn't write"):
-        tokenized(corpus, CONFIGS["word"])
+        tokenize(corpus, CONFIGS["word"])
     assert thesis.read_text() == "mine"
 
 

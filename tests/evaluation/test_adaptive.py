@@ -335,4 +335,5 @@ def test_running_out_of_memory_names_the_remedy(
     monkeypatch.setattr("lmtrain.api.run.evaluate", starved)
     done = lmtrain("eval", "--limit", "20")
     assert (done.code, done.out) == (1, "")
-    assert done.err.endswith("lmtrain: out of memory: lower eval.batch_size or, with --cache, eval.cache_window\n")
+    remedy = "lower eval.batch_size or, with --cache, lower eval.cache_window"
+    assert done.err.endswith(f"lmtrain: out of memory: {remedy}\n")

@@ -64,6 +64,16 @@ def test_an_end_of_text_that_is_not_printable_keeps_its_id(tmp_path: Path) -> No
     assert (theirs.eos_token, theirs.eos_token_id) == (eos, 2)
 
 
+def test_an_unknown_token_that_is_not_printable_keeps_its_id(tmp_path: Path) -> None:
+    file, unk = tmp_path / "tokenizer.json", "<u\N{ZERO WIDTH SPACE}nk>"
+    file.write_text(published("words").replace("[UNK]", unk))
+    ours = Tokenizer.load(file, "[EOS]")
+    export(stored_run(tmp_path / "run", ours), tmp_path / "hf", None, "auto")
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path / "hf")
+    assert ours.unk_id is not None
+    assert (theirs.unk_token, theirs.unk_token_id, len(theirs)) == (unk, ours.unk_id, ours.vocab_size)
+
+
 def recipe(card: str) -> str:
     """The YAML of a card."""
     return card.partition("```yaml\n")[2].partition("```")[0]
@@ -127,6 +137,15 @@ def test_a_card_says_what_it_can_of_any_checkpoint(tmp_path: Path, info: dict[st
     card = model_card(replace(found, info={"step": 7, **info}), "hf")
     assert "| validation | not measured |" in card
     assert "| trained on | unknown |" in card
+
+
+def test_a_card_is_not_changed_by_what_a_checkpoint_says(tmp_path: Path) -> None:
+    found = trained_weights(stored_run(tmp_path / "run"), None, "auto")
+    card = model_card(
+        replace(found, info={"step": 7, "machine": {"processor": "a|b\n\n## Use\n<b>", "device": 3}}), "hf"
+    )
+    assert r"| trained on | a\|b\n\n## Use\n&lt;b>, 3, PyTorch None |" in card
+    assert card.count("\n## Use\n") == 1
 
 
 def test_only_an_earlier_export_is_replaced(lmtrain: Lmtrain, tmp_path: Path) -> None:

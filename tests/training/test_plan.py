@@ -15,7 +15,7 @@ from lmtrain.config.schema import Config, RunConfig
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.storage.run_folder import default_name, run_config
 from lmtrain.training.loop import fit
-from lmtrain.training.plan import RunPlan, chosen, plan_run, prepare
+from lmtrain.training.plan import RunPlan, changed_fields, plan_run, prepare
 from tests.helpers import TINY
 from tests.training.helpers import last_hash
 
@@ -115,7 +115,7 @@ def test_without_a_configuration_it_is_chosen_and_stored_whole(folder: Path) -> 
     assert (stored["train.optimizer"], stored["tokenizer.kind"]) == ("muon", "bpe")
     assert stored["tokenizer.vocab_size"] is not None
     assert (stored["run.name"], stored["data.source"]) == ("book", str(folder / "book.txt"))
-    assert {"model.dim=16", "train.steps=2", "tokenizer.kind=bpe"} <= set(chosen(run_config(plan.run_dir)))
+    assert {"model.dim=16", "train.steps=2", "tokenizer.kind=bpe"} <= set(changed_fields(run_config(plan.run_dir)))
 
 
 def test_an_existing_run_keeps_its_configuration_anywhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,6 +139,10 @@ def test_an_existing_run_keeps_its_configuration_anywhere(folder: Path, monkeypa
     shutil.rmtree(sorted(Path("runs/book/checkpoints").iterdir())[-1])
     assert train(plan_run(None, [], Path("book"))).data.dir == folder / "elsewhere/data"
     assert last_hash(Path("runs/book")) == whole
+    path = Path("runs/book/config.yaml")
+    path.write_text(path.read_text().replace(f"dir: {folder / 'elsewhere/data'}", f"dir: /{300 * 'n'}"))
+    # The system fails when this folder is looked at, as for one in another user's home.
+    assert plan_run(None, [], Path("book")).config.data.dir == folder / "elsewhere/data"
 
 
 def test_a_run_without_a_checkpoint_does_not_impose_its_configuration(folder: Path) -> None:
@@ -194,6 +198,14 @@ def test_a_run_is_not_resumed_with_another_tokenizer(folder: Path) -> None:
     with pytest.raises(LmtrainError, match=r"book\.txt is not a file or folder here"):
         train(other)
     assert run_config(plan.run_dir) == stored
+
+
+def test_a_run_keeps_the_size_of_its_tokenizer_without_its_tokens(folder: Path) -> None:
+    plan = plan_run({"data": {"source": "book.txt"}, "run": {"name": "own"}}, [*OWN, "tokenizer.kind=bpe"])
+    stored = train(plan)
+    assert stored.tokenizer.vocab_size is not None
+    shutil.rmtree("data")
+    assert prepare(plan)[0].tokenizer == stored.tokenizer
 
 
 def test_a_bpe_run_of_an_earlier_version_keeps_its_vocabulary(folder: Path) -> None:
