@@ -29,7 +29,7 @@ from lmtrain.model.ensemble import Predictor
 from lmtrain.model.packing import pack_for_decoding
 from lmtrain.model.trained import TrainedWeights, build_predictor, load_weights
 from lmtrain.storage.run_folder import find_run
-from lmtrain.system.device import choose_device, choose_precision
+from lmtrain.system.device import autocast, choose_device, choose_precision
 from lmtrain.system.messages import bar_disabled
 
 
@@ -113,7 +113,7 @@ class Run:
         if not is_list or not all(isinstance(prompt, str) for prompt in prompts):
             raise TypeError("prompts must be a list of texts")
         # Inference mode makes every operator a little cheaper to call. A GPU replays its steps, and would gain nothing.
-        with torch.inference_mode(self.device.type == "cpu"):
+        with torch.inference_mode(self.device.type == "cpu"), autocast(self.device, "fp32"):
             return complete(self._packed_model, self.tokenizer, prompts, options, first=first, on_token=on_token)
 
     # Scores

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, field_validator
 
 LARGEST = 2**40
-"""No number may be larger, so that products of two fit into int64."""
+"""No number may be larger, so that its product with a width or a context, 2**20 at most, fits into int64."""
 
 
 def _expanded(path: Path) -> Path:

@@ -31,7 +31,7 @@ LARGEST_FILE = 1 << 18
 _TEXTS = (str, str | None, Path, UserPath | None)
 _TEXT_OR_LIST = tuple[UserPath, ...]
 _ASSIGNMENT = re.compile(r"[\w.-]+=")
-_OVERRIDE = re.compile(rf"({'|'.join(SECTIONS)})\.[a-z_]+=")
+_OVERRIDE = re.compile(rf"({'|'.join(SECTIONS)})\.[a-z0-9_]+=")
 
 ConfigSource = Path | Mapping[str, Mapping[str, Any]] | Config | None
 """Where a configuration comes from: a YAML file, its sections, a Config, or nothing but defaults."""
@@ -77,8 +77,8 @@ def _values(source: ConfigSource) -> dict[str, Any]:
 
 def environment_of(*keys: str) -> dict[str, str]:
     """Return the environment variables that set these fields, or fields of these sections."""
-    names = tuple(f"{ENVIRONMENT_PREFIX}{key.replace('.', '__')}".upper() for key in keys)
-    return {name: text for name, text in os.environ.items() if name in names or name.partition("__")[0] in names}
+    names = {f"{ENVIRONMENT_PREFIX}{key.replace('.', '__')}".upper() for key in keys}
+    return {name: text for name, text in os.environ.items() if names & {name.upper(), name.upper().partition("__")[0]}}
 
 
 def _override(values: dict[str, Any], overrides: Iterable[str], environment: Mapping[str, str]) -> Origins:

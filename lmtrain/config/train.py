@@ -66,7 +66,7 @@ class TrainConfig(Section):
     decay: float = Field(0.2, gt=0, le=1)
     """Fraction of the run over which `wsd` decays; at most 1 - `warmup`."""
     final_lr: float = Field(0.1, ge=0, le=1)
-    """Learning rate at the end, as a fraction of the peak; at least 0.001."""
+    """Learning rate at the end, as a fraction of the peak; the rate itself is at least 0.001 of the peak."""
     weight_decay: float = Field(0.1, ge=0)
     """Decoupled weight decay of matrices; norms, biases and slopes have none."""
     beta1: Fraction = 0.9
@@ -105,7 +105,7 @@ class TrainConfig(Section):
     save_minutes: float = Field(5.0, gt=0)
     """Minutes between two checkpoints; each evaluation also saves one."""
     keep: int = Field(2, ge=1)
-    """Latest checkpoints to keep, in addition to the best, and with `wsd` the last one before the decay."""
+    """Latest checkpoints to keep, in addition to the best, and with `wsd` the last and the best before the decay."""
     sample_prompts: tuple[str, ...] = ("The",)
     """Prompts that are continued for TensorBoard at each evaluation."""
     sample_tokens: int = Field(40, ge=1, le=1000)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from lmtrain.config.schema import ModelConfig
-from lmtrain.errors import AlreadyReported, LmtrainError
+from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import new_folder, read_manifest, sha256_bytes, verify, write_errors
 from lmtrain.storage.run_folder import CONFIG, step_folder
 from lmtrain.storage.tensor_files import LazyTensor, in_rows, open_files, serialize
@@ -69,15 +69,16 @@ def save(
 def _write_together(folder: Path, tensors: Tensors, processes: ProcessGroup) -> dict[str, str]:
     """Write the files of this process. Return the hashes of the files of all processes.
 
-    Raises AlreadyReported if another process failed.
+    Raises OSError in all processes if one can't write.
     """
-    mine = None
     try:
-        mine = _write(folder, tensors, processes)
-    finally:
-        gathered: list[Any] = processes.all_gather_json(mine)
-    if None in gathered:
-        raise AlreadyReported
+        mine: Any = _write(folder, tensors, processes)
+    except OSError as error:
+        mine = error.strerror or str(error)
+    gathered = processes.all_gather_json(mine)
+    for theirs in gathered:
+        if isinstance(theirs, str):
+            raise OSError(theirs)
     return {name: sha256 for theirs in gathered for name, sha256 in theirs.items()}
 
 

@@ -7,7 +7,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 _JOINERS = "\u200c\u200d"
@@ -20,8 +20,9 @@ class _Stderr(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         from tqdm import tqdm  # would slow `lmtrain -h` down
 
-        tqdm.write(escaped(record.getMessage()), file=sys.stderr)
-        sys.stderr.flush()
+        with suppress(OSError):  # such as a closed terminal, or a pipe that nobody reads any more
+            tqdm.write(escaped(record.getMessage()), file=sys.stderr)
+            sys.stderr.flush()
 
 
 log = logging.getLogger("lmtrain")

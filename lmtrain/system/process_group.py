@@ -49,10 +49,6 @@ class ProcessGroup:
         """Return the value of each process, which JSON can represent, by rank."""
         return [value]
 
-    def all_max(self, number: int) -> int:
-        """Return the largest of the processes' numbers."""
-        return int(max(self.all_gather(number)))
-
     def broadcast(self, value: float) -> float:
         """Return the value of the main process."""
         return self.all_gather(value)[0]

@@ -42,7 +42,7 @@ def forget() -> None:
 
 
 def uninstall() -> None:
-    """Restore default actions for a process that only has to exit: Python's own handler would print a traceback."""
+    """Let SIGINT end a process that only has to exit, without the traceback of Python's handler; ignore SIGUSR1."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
@@ -80,7 +80,7 @@ def _unraisable(failure: "sys.UnraisableHookArgs") -> None:
 
 
 class Interrupted(Exception):  # noqa: N818 -- not an error
-    """Raised by `StopSignal.check`."""
+    """Raised by `StopSignal.check`, with the name of the signal."""
 
 
 class StopSignal:
@@ -106,18 +106,23 @@ class StopSignal:
 
     def check(self) -> None:
         """Raise Interrupted if any process has received a signal. Called by all processes."""
-        number = self._processes.all_max(signal.Signals[self.name] if self.name is not None else 0)
+        own = signal.Signals[self.name] if self.name is not None else 0
+        number = int(max(self._processes.all_gather(own)))
         if number:
-            self.name = signal.Signals(number).name
-            raise Interrupted(self.name)
+            raise Interrupted(signal.Signals(number).name)
 
 
 @contextmanager
 def catch_stop_signals(processes: "ProcessGroup") -> Iterator[StopSignal]:
-    """Handle SIGINT, SIGTERM and SIGUSR1 inside the block, and restore the previous handlers after it."""
+    """Handle SIGINT, SIGTERM and SIGUSR1 inside the block, and restore the previous handlers after it.
+
+    A signal whose handler is not Python's own, as in a program that embeds Python, is left to that handler.
+    """
     stop = StopSignal(processes)
     previous = {
-        number: signal.signal(number, stop.handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+        number: signal.signal(number, stop.handle)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+        if signal.getsignal(number) is not None
     }
     try:
         yield stop

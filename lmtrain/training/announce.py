@@ -1,7 +1,5 @@
 """What a run reports before its first step."""
 
-import math
-
 import torch
 
 from lmtrain.config.schema import Config
@@ -24,12 +22,13 @@ def report_plan(config: Config, store: TokenStore, budget: Budget) -> None:
     log.info(
         f"data: {store.split('train').tokens:,} training tokens; a vocabulary of {tokenizer.vocab_size:,} entries "
         f"({tokenizer.kind}); one epoch is "
-        f"{_count(math.ceil(steps_per_epoch), 'step')} of {_count(targets, 'token')}"
+        f"{steps_per_epoch:,.1f} steps of {_count(targets, 'token')}"
     )
     limits = []
     if budget.steps is not None:
-        epochs = budget.steps / steps_per_epoch
-        limits.append(f"{budget.steps:,} steps ({budget.steps * targets:,} tokens, {epochs:.3g} epochs)")
+        epochs = float(f"{budget.steps / steps_per_epoch:.3g}")
+        tokens = _count(budget.steps * targets, "token")
+        limits.append(f"{_count(budget.steps, 'step')} ({tokens}, {_count(epochs, 'epoch')})")
     if budget.seconds is not None:
         limits.append(_count(budget.seconds / 60, "minute"))
     log.info(f"budget: {' or '.join(limits)}{', whichever ends first' if len(limits) > 1 else ''}")

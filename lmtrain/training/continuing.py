@@ -39,7 +39,7 @@ def last_common(run_dir: Path, train: TrainConfig, budget: Budget, last: Checkpo
         return last  # `check_same_run` rejects another schedule where it follows the clock
     if steps_independent_of_budget(train, budget) == 0:
         obstacle = f"with train.schedule={train.schedule} the learning rate depends on the budget from the start"
-    elif train.patience is not None and (train.schedule == "constant" or train.eval_steps is None):
+    elif train.patience is not None and train.eval_steps is None:
         obstacle = "train.patience counts evaluations, and the budget decides when they are"
     elif then.warmup != now.warmup:
         obstacle = f"the warmup took {then.warmup} steps and would take {now.warmup}: give train.warmup={then.warmup}"

@@ -45,7 +45,9 @@ def finished_outcome(
     stopped_early = out_of_patience(config, last.counters)
     if run_config(run_dir).train.teacher != config.train.teacher:
         return None  # `restore` compares what they are
-    if not stopped_early and budget.progress(last.counters.step, last.seconds) < 1.0:
+    # A budget in time can't change, and was perhaps spent only while the last checkpoint was saved.
+    is_short = budget.seconds is None and budget.progress(last.counters.step, last.seconds) < 1.0
+    if is_short and not stopped_early:
         return None
 
     def valid_state() -> str | None:

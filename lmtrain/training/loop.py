@@ -70,8 +70,8 @@ def _train(trainer: Trainer) -> Outcome:
             train_step(state, lr)
             trainer.after_step(lr)
         return trainer.finish()
-    except Interrupted:
-        return trainer.save_interrupted()
+    except Interrupted as signal:
+        return trainer.save_interrupted(str(signal))
 
 
 def train_step(state: TrainState, lr: float, measure: Measure = nullcontext) -> None:

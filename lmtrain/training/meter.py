@@ -58,7 +58,7 @@ class Meter:
         self._step, self._step_seconds = step, step_seconds
         return {
             "loss": loss,
-            "perplexity": math.exp(min(loss, 700.0)),
+            **({} if state.config.train.teacher else {"perplexity": math.exp(min(loss, 700.0))}),
             "lr": lr,
             "grad_norm": norms / steps if steps else math.nan,
             "tokens_per_second": steps_per_second * targets_per_step(state.config),

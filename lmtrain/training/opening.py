@@ -86,13 +86,14 @@ def open_run(
         log.info(f"starting from the weights of {base} at step {load_initial_weights(state, base):,}")
     del last  # it holds its files open, which then stay on the disk after they are pruned
     monitor = Monitor()
+    progress = budget.progress(step, clock.update()) if step else 0.0  # loading took some of a budget in time
     with processes.main_first():
         if processes.is_main:
             run_folder.create_run(run_dir, config)
             store.tokenizer.save(run_dir / run_folder.TOKENIZER)
             run_checkpoints.remove_after(run_dir, step)  # they belong to the curves that the monitor cuts off
             total, size = None if budget.seconds is not None else budget.steps, info.metrics_bytes
-            monitor = RunMonitor(run_dir, step=step, progress=spent, total_steps=total, metrics_bytes=size)
+            monitor = RunMonitor(run_dir, step=step, progress=progress, total_steps=total, metrics_bytes=size)
     common = steps_independent_of_budget(config.train, budget)
     with closing(monitor):
         try:

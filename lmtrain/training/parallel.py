@@ -22,6 +22,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.language_model import LanguageModel
+from lmtrain.system.device import choose_device, choose_precision
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 
 STATE_FRACTION = 0.5
@@ -50,7 +51,10 @@ def with_micro_batch(config: Config, processes: ProcessGroup) -> Config:
 def check_agreement(config: Config, store: TokenStore, processes: ProcessGroup) -> None:
     """Raise LmtrainError if processes differ in configuration, data, lmtrain or PyTorch, or can't divide the batch."""
     with_micro_batch(config, processes)
+    device = choose_device(config.train.device)
     mine = {name: str(value) for name, value in flat(config).items() if not name.startswith("data.")} | {
+        "train.device": device.type,
+        "train.precision": choose_precision(config.train.precision, device),
         "its tokens": store.sha256[:16],
         "its tokenizer": store.tokenizer.sha256[:16],
         "lmtrain": __version__,
@@ -98,6 +102,7 @@ def choose_strategy(
         copies = 4 + bool(config.train.ema)  # weights, gradients, two moments
         state = 4.0 * copies * sum(parameter.numel() for parameter in model.parameters())
         capacity = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
+        capacity = min(processes.all_gather(capacity))
         strategy = "fsdp" if state > STATE_FRACTION * capacity and not needed else "ddp"
     if strategy == "fsdp" and needed:
         raise LmtrainError(f"train.parallel=fsdp needs {' and '.join(needed)}: set that, or train.parallel=ddp")

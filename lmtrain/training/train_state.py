@@ -88,9 +88,14 @@ def new_state(
     The seed decides the weights, so nothing may draw random numbers before them. The averaged weights and the optimizer
     are made of the distributed parameters, so they come last.
     Without `initialize`, the weights are arbitrary: the caller loads others, and this saves seconds.
-    Raises LmtrainError if torch's default dtype is not float32.
+    Raises LmtrainError if torch's default dtype is not float32, or its default device not the CPU.
     """
     check_default_dtype()
+    if torch.get_default_device().type != "cpu":
+        raise LmtrainError(
+            f'torch\'s default device is {torch.get_default_device()}: call torch.set_default_device("cpu") first, and '
+            "give the device of the run as train.device"
+        )
     config = with_micro_batch(config, processes)
     set_threads(config.train.threads)
     device = choose_device(config.train.device)

@@ -109,9 +109,13 @@ class Trainer:
         """Evaluate the last step, wait for its checkpoint, and score the best checkpoint."""
         if self.state.counters.evaluated != self.state.counters.step:
             self.evaluate()
-        self.saver.wait()
+        processes = self.state.processes
+        if not processes.is_main:
+            self.saver.wait()  # if its write fails, the main process waits for it in vain, and ends
+        with processes.main_first():  # if that of the main process fails, the others end
+            self.saver.wait()
         minutes, step = self.clock.seconds / 60, self.state.counters.step
-        score, best_step = final_score(self.state, self.run_dir, self.monitor, self.stop)
+        score, best_step = final_score(self.state, self.run_dir, self.stop)
         self.monitor.record(step, "final", score.figures())
         report = "\n".join(["the best checkpoint on the whole validation split:", *score.lines()])
         self.monitor.text(step, "final", literal(report))
@@ -119,13 +123,13 @@ class Trainer:
         stopped_early = out_of_patience(self.state.config, self.state.counters)
         return Outcome("stopped early" if stopped_early else "finished", step, minutes, score, best_step)
 
-    def save_interrupted(self) -> Outcome:
-        """Save a checkpoint of the current step, unless there is one."""
+    def save_interrupted(self, signal: str) -> Outcome:
+        """Save a checkpoint of the current step, unless there is one, after the signal of this name."""
         step = self.state.counters.step
         if self._saved_step != step:
             self._save(None)
         self.saver.wait()
-        self.monitor.state("interrupted", step=step, signal=self.stop.name)
+        self.monitor.state("interrupted", step=step, signal=signal)
         return Outcome("interrupted", step, self.clock.seconds / 60, None, self.state.counters.best_step)
 
     def _step_seconds(self) -> float:

@@ -17,6 +17,7 @@ from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage import run_checkpoints
 from lmtrain.storage.checkpoint import WEIGHT_GROUPS, load
 from lmtrain.storage.tensor_files import LazyTensor
+from lmtrain.system.machine import explain_out_of_memory
 from lmtrain.system.messages import log
 from lmtrain.system.signals import StopSignal
 from lmtrain.training.monitor import Monitor, literal, table
@@ -29,25 +30,26 @@ POOL_TOKENS = 8
 
 def validate(state: TrainState, stride: int, limit: int | None, stop: StopSignal) -> Score:
     """Score the validation split, or its first `limit` tokens. Raises Interrupted after a stop signal."""
-    return evaluate(
-        state.model,
-        state.store.split("valid"),
-        state.config,
-        stride=stride,
-        first_token=state.store.tokenizer.eos_id,
-        device=state.device,
-        precision=state.precision,
-        limit=limit,
-        advance=lambda _tokens: stop.check(),
-        processes=state.processes,
-    )
+    with explain_out_of_memory("lower eval.batch_size"):
+        return evaluate(
+            state.model,
+            state.store.split("valid"),
+            state.config,
+            stride=stride,
+            first_token=state.store.tokenizer.eos_id,
+            device=state.device,
+            precision=state.precision,
+            limit=limit,
+            advance=lambda _tokens: stop.check(),
+            processes=state.processes,
+        )
 
 
 def evaluate_step(state: TrainState, monitor: Monitor, stop: StopSignal) -> float:
     """Evaluate the current step, update the best score, log, and show samples. Return the loss in nats per token.
 
-    The averaged weights are evaluated if there are any. The windows do not overlap (stride = context), which is the
-    cheapest way to compare steps.
+    The averaged weights are evaluated if there are any. A causal model's windows do not overlap (stride = context),
+    which is the cheapest way to compare steps.
     Raises Interrupted, with the counters unchanged, if a stop signal arrives before the evaluation is done.
     """
     config, counters, tokenizer = state.config, state.counters, state.store.tokenizer
@@ -88,7 +90,7 @@ def show_samples(state: TrainState, monitor: Monitor) -> None:
     monitor.text(step, "pooling weights", table([store.tokenizer.token(int(token)) for token in ids], weights))
 
 
-def final_score(state: TrainState, run_dir: Path, monitor: Monitor, stop: StopSignal) -> tuple[Score, int]:
+def final_score(state: TrainState, run_dir: Path, stop: StopSignal) -> tuple[Score, int]:
     """Score the best checkpoint on the whole validation split, with overlapping windows. Return its score and step.
 
     The main process, which knows that all checkpoints are written, chooses and verifies it.

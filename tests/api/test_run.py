@@ -102,6 +102,24 @@ def test_another_default_dtype_is_rejected_by_that_name_and_before_a_run_is_made
     assert not (workdir / "runs/double/config.yaml").exists()
 
 
+def test_another_default_device_is_rejected_before_a_run_is_made(workdir: Path) -> None:
+    with torch.device("meta"), pytest.raises(LmtrainError, match=r"default device is meta.*train\.device"):
+        library.train(*TINY, "run.name=other", quiet=True)
+    assert not (workdir / "runs/other/config.yaml").exists()
+
+
+def test_training_leaves_the_number_of_threads(workdir: Path, two_threads: None) -> None:
+    library.train(*TINY, "run.name=one", quiet=True)  # with one thread
+    assert torch.get_num_threads() == 2
+
+
+def test_a_text_does_not_depend_on_the_callers_autocast(workdir: Path) -> None:
+    run = library.load("sample", precision="fp32")
+    plain = run.complete(["the"], Options(max_tokens=4))[0].completions[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert run.complete(["the"], Options(max_tokens=4))[0].completions[0].log_prob == plain.log_prob
+
+
 def test_the_score_of_a_text_is_that_of_its_tokens_one_by_one(lmtrain: Lmtrain, workdir: Path) -> None:
     run = library.load()
     score = run.score(TEXT)

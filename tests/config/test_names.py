@@ -24,7 +24,8 @@ def test_every_alias_means_one_field_and_is_none_itself() -> None:
         ("lr=3e-4", "did you mean train.lr (Peak learning rate)?"),
         (
             "min_lr=1e-5",
-            "did you mean train.final_lr (Learning rate at the end, as a fraction of the peak; at least 0.001)?",
+            "did you mean train.final_lr (Learning rate at the end, as a fraction of the peak; the rate itself is at "
+            "least 0.001 of the peak)?",
         ),
         ("n-layer=6", "did you mean model.layers (Encoder blocks below the attention pool)?"),
         ("train.seed=3", "did you mean run.seed (Seed of the weights, the order of samples, and dropout)?"),

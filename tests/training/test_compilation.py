@@ -13,14 +13,13 @@ from torch import Tensor
 from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
 from lmtrain.model.objective import Objective
-from lmtrain.system.device import missing_to_compile
 from lmtrain.training.compilation import _can_be_recorded, _is_long
 from lmtrain.training.schedule import Budget
-from tests.helpers import CPU
+from tests.helpers import CPU, compiles
 from tests.training.helpers import change, start, take_step, without_dropout
 
 
-@pytest.mark.skipif(missing_to_compile(CPU) is not None, reason="nothing can be compiled here")
+@compiles
 def test_the_compiled_model_trains_like_the_plain_one(tiny: Config, notes: list[str]) -> None:
     losses = []
     for wanted in (False, "auto", True):
@@ -35,11 +34,14 @@ def test_the_compiled_model_trains_like_the_plain_one(tiny: Config, notes: list[
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_a_recorded_step_trains_like_the_plain_one(tiny: Config, precision: str) -> None:
     losses = []
+    counters = torch._dynamo.utils.counters
+    counters.clear()
     for wanted in (False, True):
         fields = {"train__device": "cuda", "train__precision": precision, "train__micro_batch": None}
         state = start(change(without_dropout(tiny), **fields, train__compile=wanted))
         losses.append([float(take_step(state, 1e-3)[0]) for _ in range(5)])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4 if precision == "fp32" else 1e-2)
+    assert not counters["inductor"]["cudagraph_skips"], "the passes ran, but no graph was recorded"
 
 
 @pytest.mark.parametrize(

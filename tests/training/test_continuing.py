@@ -39,6 +39,7 @@ STABLE: dict[str, Any] = {
         {"train__schedule": "constant", "train__eval_steps": 4},
         {"train__schedule": "constant", "train__eval_steps": 4, "train__steps": 9, "train__lr": 0.2},
         {"train__patience": 50, "train__warmup": 0.25},
+        {"train__patience": 50, "train__schedule": "constant", "train__eval_steps": 4, "train__steps": 9},
     ],
 )
 def test_a_finished_run_goes_on_as_if_it_had_had_its_budget_from_the_start(
@@ -167,7 +168,11 @@ def test_a_run_that_goes_back_says_so_and_one_that_need_not_does_not(
         ({"train__warmup": 0.25}, {}, "the warmup took 2.0 steps and would take 4.0: give train.warmup=2.0"),
         ({}, {"train__warmup": 3}, "the warmup took 2.0 steps and would take 3.0: give train.warmup=2.0"),
         ({"train__patience": 9, "train__eval_steps": None}, {}, "train.patience counts evaluations"),
-        ({"train__patience": 9, "train__schedule": "constant"}, {}, "train.patience counts evaluations"),
+        (
+            {"train__patience": 9, "train__eval_steps": None, "train__schedule": "constant"},
+            {},
+            "train.patience counts evaluations",
+        ),
         ({}, {"train__steps": 4}, "it had a larger budget, of 8 steps"),
         ({"train__schedule": "constant"}, {"train__steps": 4}, "it had a larger budget, of 8 steps"),
         ({}, {}, "it has no undamaged checkpoint up to step 6"),

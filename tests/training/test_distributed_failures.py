@@ -88,13 +88,35 @@ def test_a_failed_save_of_one_process_leaves_the_previous_checkpoint(
     statuses = ranks.end()
     assert (statuses[victim], statuses[1 - victim]) == (-signal.SIGKILL if killed else 1, 1)
     assert killed or "No space left on device" in ranks.output(victim)
-    other = "another process of this run has ended" if killed else "AlreadyReported"
+    other = "another process of this run has ended" if killed else "No space left on device"
     assert other in ranks.output(1 - victim)
     with run_folder.lock(run_dir):
         found, damaged = run_checkpoints.last(run_dir)
     assert found is not None
     assert (found.info["step"], found.info["processes"], damaged) == (1, 2, [])
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step-00000001"]
+
+
+@pytest.mark.parametrize(("parallel", "victim"), [("ddp", 0), ("fsdp", 0), ("fsdp", 1)])
+def test_if_the_last_checkpoint_can_not_be_written_all_end(
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: str, victim: int
+) -> None:
+    """With the reason in the output of all that write."""
+    write = disk.write
+
+    def work(processes: ProcessGroup) -> None:
+        def full(path: Path, data: Any) -> None:
+            if processes.rank == victim and "step-00000003" in str(path):
+                raise OSError(28, "No space left on device")
+            write(path, data)
+
+        monkeypatch.setattr(disk, "write", full)
+        run(change(tiny, train__steps=3, train__parallel=parallel), tmp_path / "run", processes=processes)
+
+    ranks = train_ranks(2, work, tmp_path / "log")
+    assert ranks.end() == [1, 1]
+    assert "No space left on device" in ranks.output(0)
+    assert ("AlreadyReported" if parallel == "ddp" else "No space left on device") in ranks.output(1)
 
 
 def test_processes_that_disagree_are_rejected(tiny: Config, little: Config, tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ def test_a_run_says_what_it_starts(tiny: Config, tmp_path: Path) -> None:
     assert notes[:5] == [
         f"{tmp_path}: a new run",
         "model: 20,198 parameters, 1 block of width 16, context 16",
-        "data: 3,103 training tokens; a vocabulary of 836 entries (word); one epoch is 20 steps of 160 tokens",
+        "data: 3,103 training tokens; a vocabulary of 836 entries (word); one epoch is 19.2 steps of 160 tokens",
         "budget: 3 steps (480 tokens, 0.156 epochs)",
         "device: cpu, fp32, 1 thread, not compiled",
     ]
@@ -256,6 +256,33 @@ def test_a_budget_in_time_counts_from_the_first_step(
     assert (outcome.status, outcome.minutes) == ("finished", 1.0)
     assert list(rates) == [12.0, 18.0, 24.0, 42.0, 48.0, 54.0]
     assert list(rates.values()) == pytest.approx([1e-6, 0.25e-3, 0.5e-3, 0.75e-3, 0.5e-3, 0.25e-3])
+
+
+def test_a_budget_in_time_may_end_while_the_last_checkpoint_is_saved(
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After five of six seconds. The run is finished then."""
+    now, save = 0.0, CheckpointSaver.save
+
+    def step(state: TrainState, lr: float) -> None:
+        nonlocal now
+        now += 1.0
+        train_step(state, lr)
+
+    def slowly(*arguments: Any) -> None:
+        nonlocal now
+        now += 2.0
+        save(*arguments)
+
+    monkeypatch.setattr("lmtrain.training.meter.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(loop, "train_step", step)
+    monkeypatch.setattr(CheckpointSaver, "save", slowly)
+    config = change(tiny, train__steps=None, train__max_minutes=0.1, train__eval_steps=5)
+    first = run(config, tmp_path)[0]
+    assert (first.status, first.step, now) == ("finished", 5, 7.0)
+    again, notes = run(config, tmp_path, quiet=False)
+    assert (again.status, again.step, again.score) == ("finished", 5, first.score)
+    assert notes == [f"{tmp_path} is finished, so nothing is trained: another run needs another run.name"]
 
 
 @pytest.mark.parametrize("seconds", [0.2, 1.0, 9.0])

@@ -21,12 +21,11 @@ from lmtrain.generation.options import Options
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.checkpoint import Checkpoint
 from lmtrain.system import disk
-from lmtrain.system.device import missing_to_compile
 from lmtrain.training import loop, train_state, validation
 from lmtrain.training.checkpoint_info import SavedCounters
 from lmtrain.training.loop import train_step
 from lmtrain.training.train_state import TrainState, restore
-from tests.helpers import CPU, Child, flip_bit, messages
+from tests.helpers import Child, compiles, flip_bit, messages
 from tests.training.helpers import LOGGED, change, curves, full_disk, last_hash, run, worsen
 from tests.training.resuming import BATCH, MATRIX, SMALL, Reference, begin, copied_for_every_kill, departures, refer
 
@@ -59,7 +58,7 @@ def test_every_step_can_be_resumed(little: Config, tmp_path: Path, variant: str)
     assert [departures(reference, number) for number in range(1, length + 1)] == [[]] * length
 
 
-@pytest.mark.skipif(missing_to_compile(CPU) is not None, reason="nothing can be compiled here")
+@compiles
 @pytest.mark.usefixtures("two_threads")
 def test_a_compiled_training_can_be_resumed(little: Config, tmp_path: Path) -> None:
     """With two threads, which share the gradient of each embedding."""
