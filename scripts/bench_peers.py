@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from lmtrain.config.schema import Config, EvalConfig, ModelConfig
 from lmtrain.data.tokens import open_store, words_and_line_ends
 from lmtrain.evaluation.perplexity import Forward, evaluate
-from lmtrain.system.device import autocast
-from lmtrain.system.machine import machine
+from lmtrain.system.device import autocast, cores
 
 RECIPE, SEED = "wikitext2-cpu", 1
 POINTS = 50
@@ -39,7 +38,7 @@ def peers(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
         raise SystemExit("all programs read the same data: use --source, and no overrides of data or tokenizer")
     name = arguments.recipe or RECIPE
     store = lmtrain("tokenize", arguments.source, "--config", name)
-    threads = machine(CPU)["cores"]
+    threads = cores()
     budget = {"store": store["folder"], "minutes": arguments.minutes, "threads": threads}
     rows: list[Row] = []
 

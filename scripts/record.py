@@ -6,6 +6,7 @@ than `rows` are details that the pages leave out.
 """
 
 import datetime
+import functools
 import json
 import os
 import shlex
@@ -48,6 +49,7 @@ def run_script(main: Callable[[], object]) -> None:
 
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, interrupt)
+    commit()  # before others are made, while the script runs
     try:
         main()
     except LmtrainError as error:
@@ -119,11 +121,10 @@ def write_record(
     from lmtrain.system.device import choose_device
     from lmtrain.system.machine import machine
 
-    changed = "+changes" if _git("status", "--porcelain", "lmtrain", "configs") else ""
     record = {
         "benchmark": benchmark,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "commit": (_git("rev-parse", "HEAD") or "unknown") + changed,
+        "commit": commit(),
         "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
         "machine": machine(choose_device(device)) | {"load_average": os.getloadavg()[0]},
         "versions": {package: version(package) for package in PACKAGES if find_spec(package)},
@@ -145,6 +146,13 @@ def read_records(path: Path) -> list[Record]:
 def _identity(record: Record) -> tuple[object, ...]:
     machine = record["machine"]
     return record["benchmark"], record["command"], machine["processor"], machine["cores"], machine["device"]
+
+
+@functools.cache
+def commit() -> str:
+    """The commit of the repository when this was first called, and whether files that matter differed from it."""
+    changed = "+changes" if _git("status", "--porcelain", "lmtrain", "configs") else ""
+    return (_git("rev-parse", "HEAD") or "unknown") + changed
 
 
 def _git(*arguments: str) -> str:

@@ -23,6 +23,8 @@ ROOT = Path(__file__).parent.parent
 MEMORY = Path("/dev/shm")
 FREE_BYTES = 2 << 30
 """What must be free there; the tests use far less at once."""
+OWN_SETTINGS = ("LMTRAIN_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_")
+"""Of the developer, in the environment: the tests have their own."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,6 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         torch._C._ensureCUDADeviceGuardSet = lambda: None
+    for name in [name for name in os.environ if name.startswith(OWN_SETTINGS)]:
+        del os.environ[name]
     os.environ["PYTHONPATH"] = str(ROOT)
     torch.set_num_threads(1)
     # A busy machine is not a failure, and a failure is one of the change, not of chance.
@@ -61,9 +65,11 @@ def two_threads() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def unmeasured() -> Iterator[None]:
-    """Runs in this process do not measure the machine's peak, which takes longer than a tiny training."""
+    """Runs in this process do not measure the machine's peak, which takes longer than a tiny training, and its memory
+    is 16 GB."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lmtrain.training.meter.peak_flops", lambda device, precision: 1e12)
+        patch.setattr("lmtrain.training.costs.installed_bytes", lambda device: 16e9)
         yield
 
 

@@ -2,8 +2,10 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pages
@@ -38,10 +40,12 @@ def test_every_file_of_records_is_on_one_page_none_of_which_is_too_long() -> Non
 
 
 @pytest.fixture
-def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     monkeypatch.setattr(record, "RESULTS", tmp_path)
     monkeypatch.setattr(sys, "argv", ["scripts/benchmark", "startup"])
-    return tmp_path
+    record.commit.cache_clear()
+    yield tmp_path
+    record.commit.cache_clear()
 
 
 def test_a_record_replaces_that_of_the_same_command(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,3 +66,16 @@ def test_a_record_without_git_says_so(results: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(subprocess, "run", no_git)
     record.write_record("soak", "soak", {}, seeds=[])
     assert [entry["commit"] for entry in record.read_records(results / "soak.json")] == ["unknown"]
+
+
+def test_a_record_names_the_commit_at_which_the_script_started(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {"rev-parse": "abc", "status": ""}
+    monkeypatch.setattr(record, "_git", lambda command, *_: state[command])
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)  # those of the tests stay
+
+    def main() -> None:
+        state.update({"rev-parse": "def", "status": " M lmtrain/errors.py"})
+        record.write_record("soak", "soak", {}, seeds=[])
+
+    record.run_script(main)
+    assert [entry["commit"] for entry in record.read_records(results / "soak.json")] == ["abc"]

@@ -189,7 +189,7 @@ def test_peers_are_scored_over_every_token(
 ) -> None:
     (tmp_path / "book.txt").write_text("once upon a time there was a river .\n" * 1000)
     monkeypatch.setattr(bench_peers, "load_source", lambda folder: SOURCE)
-    monkeypatch.setattr(bench_peers, "machine", lambda device: {"cores": 1})
+    monkeypatch.setattr(bench_peers, "cores", lambda: 1)
     clock = itertools.count(step=0.0625)  # of the other programs: seconds at each look, one for each step
     monkeypatch.setattr(bench_peers, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     options = f"--minutes 0.01 --source {tmp_path}/book.txt --nanogpt n --word-language-model w".split()
@@ -252,8 +252,9 @@ def test_reproduce_compares_variants(script: Any) -> None:
     assert first["spread"] == max(scores) - min(scores) > 0
 
 
-def test_reproduce_compares_an_ensemble_with_its_members(script: Any, command: Any) -> None:
-    (found,) = script(reproduce, "ensembles", "quickstart", *TINY, "--ensemble", "2", "--name", "two")
+@pytest.mark.parametrize("budget", [[], ["train.steps=null", "train.tokens=768", "train.max_minutes=60"]])
+def test_reproduce_compares_an_ensemble_with_its_members(script: Any, command: Any, budget: list[str]) -> None:
+    (found,) = script(reproduce, "ensembles", "quickstart", *TINY, *budget, "--ensemble", "2", "--name", "two")
     rows = {row["model"]: row for row in found["metrics"]["rows"]}
     assert list(rows) == ["seed 1", "seed 2", "mean of 2", "learned from the mean of 2", "2 times the steps"]
     assert [row["steps"] for row in rows.values()] == [12, 12, 24, 12, 24]
@@ -285,6 +286,19 @@ def test_the_rates_are_found_wherever_the_search_starts(start: tuple[float, floa
     assert [found[name] for name in ("dynamic_lr", "dynamic_embedding", "stride")] == pytest.approx(
         [2, 0.125, 64], rel=0.01
     )
+
+
+def test_soak_counts_a_kill_by_what_it_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    soak, unfinished = program("soak"), tmp_path / "checkpoints" / ".tmp-step-00000003-0123abcd"
+
+    def killed_in_a_save(_run: object, _seconds: float) -> bool:
+        unfinished.mkdir(parents=True)
+        return False
+
+    monkeypatch.setattr(soak.Run, "part", killed_in_a_save)
+    assert soak.Run(tmp_path, 20).killed_part(1.0) == "saves"
+    monkeypatch.setattr(soak.Run, "part", lambda _run, _seconds: False)  # killed before it deletes what is unfinished
+    assert soak.Run(tmp_path, 20).killed_part(1.0) == "starts"
 
 
 def test_soak_finds_equal_ends(tmp_path: Path) -> None:

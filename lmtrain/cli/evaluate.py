@@ -19,6 +19,7 @@ from lmtrain.cli.options import (
 )
 from lmtrain.cli.output import show
 from lmtrain.errors import UsageError
+from lmtrain.system.messages import escaped
 
 if TYPE_CHECKING:
     from lmtrain.api.run import Run
@@ -80,9 +81,10 @@ def evaluate(
     trained = _with_settings(trained, config, overrides)
     # A source that only the run names is not read.
     source = trained.config.data.source if overrides_of(overrides, "data.source") else None
-    scored_as, name = ("split", split or "valid") if text is None else ("text", str(text))
+    scored_as, name = ("split", split or "valid") if text is None else ("text", escaped(str(text)))
     how: dict[str, Any] = {"limit": limit, "cache": cache, "dynamic": dynamic}
-    with explain_out_of_memory("lower eval.batch_size or, with --cache, eval.cache_window"):
+    remedy = "leave --dynamic out, or use --device cpu" if dynamic else "lower eval.batch_size"
+    with explain_out_of_memory(f"{remedy} or, with --cache, lower eval.cache_window"):
         if text is None:
             score = trained.evaluate(name, source=source, **how)
         else:

@@ -111,7 +111,9 @@ def generate(
     prompt, overrides = split_arguments(prompt, overrides)
     if words := [argument for argument in overrides if "=" not in argument]:
         quoted = " ".join(filter(None, [prompt, *words]))
-        raise UsageError(f"a prompt of several words needs quotes: lmtrain generate {quoted!r}")
+        raise UsageError(
+            f"a prompt comes before the overrides, and one of several words needs quotes: lmtrain generate {quoted!r}"
+        )
     searches = [name for name, is_set in (("--greedy", greedy), ("--beams", beams > 1)) if is_set]
     if searches and (others := searches[1:] + _set_options(context, SAMPLING)):
         raise UsageError(f"{searches[0]} excludes {', '.join(others)}: leave out one or the other")

@@ -37,7 +37,8 @@ def show_costs(config: "Config", store: "TokenStore", as_json: bool) -> None:
 
     result, size = costs(config, store), tqdm.format_sizeof
     estimate, memory = result["estimate"], result["memory_bytes"]
-    steps = f"{estimate['steps']:,} steps, {size(estimate['tokens'])} tokens, {estimate['epochs']:,.3g} epochs"
+    epochs = float(f"{estimate['epochs']:.3g}")
+    steps = f"{estimate['steps']:,} steps, {size(estimate['tokens'])} tokens, {epochs:,.15g} epochs"
     if result.get("steps") == estimate["steps"]:
         run = f"{steps}, {duration(60 * estimate['minutes'])} (estimated)"
     else:

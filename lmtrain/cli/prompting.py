@@ -109,11 +109,11 @@ def _complete(trained: Run, options: Options, prompts: list[Prompt], first: int,
 def _warn(trained: Run, options: Options, prompt: str) -> None:
     """Warn of what the model can't read of a prompt."""
     text = in_corpus_spacing(trained.tokenizer, prompt, options.raw)
-    if not text.strip():
+    length, context = len(trained.tokenizer.encode(text)), trained.config.model.context
+    if not length:
         log.warning("the prompt is empty: starting at the beginning of a line")
     if unknown := unknown_words(trained.tokenizer, text):
         log.warning(f"not in the vocabulary: {', '.join(unknown)}")
-    length, context = len(trained.tokenizer.encode(text)), trained.config.model.context
     if length > context:
         log.warning(f"the prompt has {length:,} tokens and the context {context:,}: only the last {context:,} are read")
 

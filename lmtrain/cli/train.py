@@ -1,5 +1,6 @@
 """`lmtrain train`: training and resuming; and `--fields`, `--dry-run` and `--profile`, which train no model."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,8 +52,8 @@ def train(
         require_single_process("train --profile")
     if (fields or dry_run) and not launcher.is_main_process():
         return
-    if fields and as_json:
-        raise UsageError("--fields prints text: leave --json out")
+    if fields and (as_json or config or resume):
+        raise UsageError("--fields prints the defaults as text: leave --json, --config and --resume out")
     if fields:
         _fields(arguments(source, overrides))
         return
@@ -111,4 +112,5 @@ def _train(plan: "RunPlan", as_json: bool) -> None:
     )
     lines = [f"  {line}" for line in score.lines()]
     show({**figures, "best_step": outcome.best_step, "valid": score.summary()}, "\n".join([heading, *lines]), as_json)
-    log.info(f'next: lmtrain generate "Once" --run {run_dir}; tensorboard --logdir {run_dir.parent}')
+    run, runs = shlex.quote(str(run_dir)), shlex.quote(str(run_dir.parent))
+    log.info(f'next: lmtrain generate "Once" --run {run}; tensorboard --logdir {runs}')

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.generation.options import Options, StopKind
-from lmtrain.generation.spacing import in_corpus_spacing
+from lmtrain.generation.spacing import has_wikitext_spacing, in_corpus_spacing
 
 _SENTENCE = re.compile(rb"""[.!?](?:["')\]]|\xe2\x80[\x99\x9d]){0,3}(?=\s)""")
 _SENTENCE_REACH = 11  # a mark, three closing signs of three bytes, a space
@@ -35,7 +35,8 @@ class Stops:
     document: in a word-level text, before the next heading `= Title =`; otherwise at `<eos>`, which is not text. With
     `line` and `sentence`, a BPE or byte-level text also ends at `<eos>`.
     A stop string: before the one that is complete first. Unless `raw`, it is also searched for in the spacing of the
-    corpus, which it is put into as a prompt is: `The.` matches the words `The .`, which are printed as `The.`.
+    corpus, which it is put into as a prompt is: `The.` matches the words `The .`, which are printed as `The.`. In
+    WikiText's spacing, `-` matches `@-@` from its `@` on.
 
     `cut_patterns` are the bytes that an ending may cut off: text that ends in the beginning of one is not final yet.
     """
@@ -43,10 +44,11 @@ class Stops:
     def __init__(self, tokenizer: Tokenizer, options: Options) -> None:
         kind = options.stop
         self._tokenizer = tokenizer
+        joins = ["@"] if has_wikitext_spacing(tokenizer) and not options.raw else []  # `,` is printed for `@,@` too
         self._strings = [
             (string, spelling.encode())
             for string in options.stop_strings
-            for spelling in dict.fromkeys((string, in_corpus_spacing(tokenizer, string, options.raw)))
+            for spelling in {string, in_corpus_spacing(tokenizer, string, options.raw), *(at + string for at in joins)}
         ]
         self._end_tokens = {} if kind == "none" else _end_tokens(tokenizer, kind)
         self._sentence = tokenizer.kind != "word" and kind == "sentence"

@@ -1,6 +1,7 @@
 """`lmtrain eval`: which run, which text, and what a run may and may not decide."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -77,6 +78,12 @@ def test_a_text_in_a_column_is_scored_beside_a_corpus_of_another(lmtrain: Lmtrai
     plain = lmtrain("eval", "--text", "own.txt", "--dynamic", "--json").json
     found = lmtrain("eval", "--text", "own.jsonl", "data.text_column=body", "--dynamic", "--json").json
     assert found["nats"] == plain["nats"]
+
+
+def test_a_file_with_a_name_in_another_encoding_can_be_scored(lmtrain: Lmtrain, workdir: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.txt")
+    (workdir / name).write_text("the cat sat\n")
+    assert lmtrain("eval", "--text", name, "--json").json["text"] == "caf\\udce9.txt"
 
 
 def test_options_say_where_the_corpus_is_now(lmtrain: Lmtrain, workdir: Path) -> None:
@@ -156,9 +163,12 @@ def test_the_environment_sets_what_concerns_evaluation(
     assert (found["run"], found["stride"]) == ("kept/sample", 8)
     assert lmtrain("eval", "--json", "eval.stride=16").json["stride"] == 16
     shutil.copytree("kept/sample", "kept/own")
-    monkeypatch.setenv("LMTRAIN_RUN__NAME", "own")
-    found = lmtrain("generate", "the", "--max-tokens", "2", "--json").json
-    assert found["run"] == "kept/own"
+    Path("kept/sample/state.json").touch()  # the latest run
+    for name in ("LMTRAIN_RUN__NAME", "LMTRAIN_run__name"):
+        with monkeypatch.context() as patched:
+            patched.setenv(name, "own")
+            found = lmtrain("generate", "the", "--max-tokens", "2", "--json").json
+            assert found["run"] == "kept/own"
 
 
 def test_a_run_with_another_tokenizer_is_rejected(lmtrain: Lmtrain, workdir: Path) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from lmtrain.generation.options import Options
+from tests.data.helpers import TRAINED
+from tests.export.runs import stored_run
 from tests.helpers import Lmtrain, give_input
 
 EXACT = ["--precision", "fp32"]
@@ -129,10 +131,17 @@ def test_plain_prompts_are_read_like_spaced_out_ones(
     assert shown == lmtrain("generate", spaced, "-n", "4", "--greedy").out
 
 
+def test_white_space_is_a_prompt_for_a_model_of_bytes(lmtrain: Lmtrain, folder: Path) -> None:
+    stored_run(folder / "runs/bytes", TRAINED["byte"])
+    assert "empty" not in lmtrain("generate", "  ", "-n", "2", "--run", "bytes").err
+    assert "the prompt is empty" in lmtrain("generate", "", "-n", "2", "--run", "bytes").err
+
+
 def test_a_prompt_that_is_empty_or_long_gets_a_note(lmtrain: Lmtrain, workdir: Path) -> None:
     done = lmtrain("generate", "", "-n", "2")
     assert done.code == 0
     assert "the prompt is empty" in done.err
+    assert "the prompt is empty" in lmtrain("generate", "  ", "-n", "2").err  # to a word tokenizer
     done = lmtrain("generate", "the " * 40, "-n", "2")
     assert done.code == 0
     assert "only the last 16 are read" in done.err

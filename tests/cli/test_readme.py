@@ -16,7 +16,7 @@ from lmtrain.config.loader import RECIPES, load
 from tests.helpers import TINY, Lmtrain
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "configs/README.md", *ROOT.glob("lmtrain/*/*.md")])
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("configs/*.md"), *ROOT.glob("lmtrain/*/*.md")])
 GROUP: Any = typer.main.get_command(cli.app)
 COMMAND = re.compile(r"^(?:\$ )?(?:torchrun .* -m )?lmtrain (.*)", re.MULTILINE)
 OPTION = re.compile(r"`(--?[a-z][a-z-]*)(?:[ =][^`]*)?`")

@@ -120,7 +120,14 @@ def test_the_line_ends_of_a_prompt_are_those_of_a_corpus() -> None:
 
 @pytest.mark.parametrize(
     ("string", "text", "printed"),
-    [("b,", "a b , c", " a"), ("c-d", "a c @-@ d", " a"), ("(f", "a ( f )", " a"), ("b , c", "a b , c", " a")],
+    [
+        ("b,", "a b , c", " a"),
+        ("c-d", "a c @-@ d", " a"),
+        ("(f", "a ( f )", " a"),
+        ("b , c", "a b , c", " a"),
+        ("-", "a c @-@ d", " a c"),
+        (".", "a g @.@ g", " a g"),
+    ],
 )
 def test_a_stop_string_is_found_as_it_is_printed_and_as_the_corpus_spells_it(
     string: str, text: str, printed: str
