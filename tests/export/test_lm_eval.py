@@ -61,15 +61,18 @@ def results(task: str, **options: Any) -> Any:
     return lm_eval.simple_evaluate(model, tasks=[task], task_manager=tasks, bootstrap_iters=0)
 
 
-def full_windows(kind: Kind) -> str:
-    """A text of one document whose tokens fill every window, without "\\r", which does not stay in a corpus."""
+def windows(kind: Kind, rest: int) -> str:
+    """A text of one document whose last window has `rest` tokens, without "\\r", which does not stay in a corpus."""
     text, encode = "\n".join(LINES[:6]).replace("\r", ""), TRAINED[kind].encode
-    return next(text[:end] for end in range(len(text), 0, -1) if len(encode(text[:end])) % CONTEXT == 0)
+    return next(text[:end] for end in range(len(text), 0, -1) if len(encode(text[:end])) % CONTEXT == rest % CONTEXT)
 
 
+@pytest.mark.parametrize("rest", [CONTEXT, 1, CONTEXT - 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_perplexity_of_a_text_is_that_of_lmtrain_eval(lmtrain: Lmtrain, tmp_path: Path, kind: Kind) -> None:
-    text = full_windows(kind)
+def test_the_perplexity_of_a_text_is_that_of_lmtrain_eval(
+    lmtrain: Lmtrain, tmp_path: Path, kind: Kind, rest: int
+) -> None:
+    text = windows(kind, rest)
     run_dir = stored_run(tmp_path / "run", TRAINED[kind], copy=True)
     export(run_dir, tmp_path / "hf", None, "auto")
     Path("own.txt").write_text(text)
