@@ -80,3 +80,8 @@ def test_fields_describes_fields(lmtrain: Lmtrain, prefixes: list[str]) -> None:
     assert (done.code, done.err) == (0, "")
     names = [line.partition("=")[0] for line in done.out.splitlines() if line and not line.startswith(" ")]
     assert names == [name for prefix in prefixes or [""] for name in flat(Config()) if name.startswith(prefix)]
+
+
+def test_the_next_commands_can_be_pasted_if_a_path_has_a_space(lmtrain: Lmtrain, workdir: Path) -> None:
+    done = lmtrain("train", *TINY, "run.dir=my runs")
+    assert "--run 'my runs/sample'; tensorboard --logdir 'my runs'\n" in done.err

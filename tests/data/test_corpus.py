@@ -16,7 +16,7 @@ from lmtrain.data import sample
 from lmtrain.data.corpus import Corpus, download, open_corpus
 from lmtrain.data.sources import Source, find_source
 from lmtrain.data.tokenizing import tokenize
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, UsageError
 from tests.data.helpers import lines, parquet, starts, write
 from tests.helpers import messages
 
@@ -315,7 +315,7 @@ def test_corpus_folders_differ_by_source(tmp_path: Path, monkeypatch: pytest.Mon
     folders = {find_source(DataConfig(**fields)).folder for fields in sources}
     assert len(folders) == len(sources)
     assert {"owner--name", "wikitext-2", "sample-2000"} <= folders
-    with pytest.raises(LmtrainError, match=r"data\.subset has no meaning"):
+    with pytest.raises(UsageError, match=r"data\.subset has no meaning"):
         find_source(DataConfig(source="wikitext-2", subset="part"))
 
 

@@ -337,3 +337,4 @@ def test_running_out_of_memory_names_the_remedy(
     assert (done.code, done.out) == (1, "")
     remedy = "lower eval.batch_size or, with --cache, lower eval.cache_window"
     assert done.err.endswith(f"lmtrain: out of memory: {remedy}\n")
+    assert "out of memory: leave --dynamic out, or use --device cpu" in lmtrain("eval", "--dynamic", "--limit", "9").err

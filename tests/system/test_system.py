@@ -94,8 +94,10 @@ def test_the_first_signal_is_recorded_and_a_second_ctrl_c_ends_the_process(monke
             stop.check()
     assert signal.getsignal(signal.SIGINT) is previous
     monkeypatch.setattr(ProcessGroup, "all_gather", lambda self, own: [own, signal.SIGUSR1])  # that of another process
-    with catch_stop_signals(ProcessGroup(1, 2)) as stop, pytest.raises(Interrupted, match="SIGUSR1"):
-        stop.check()
+    with catch_stop_signals(ProcessGroup(1, 2)) as stop:
+        with pytest.raises(Interrupted, match="SIGUSR1"):
+            stop.check()
+        assert stop.name is None  # so that its own first SIGINT is not taken for a second one
 
 
 def test_the_handlers_of_a_program_that_embeds_python_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,12 +154,17 @@ def test_other_errors_pass() -> None:
 
 
 def test_a_message_that_nobody_can_read_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
     class Closed(io.StringIO):
-        def write(self, _text: str) -> int:
+        def write(self, text: str) -> int:
+            tried.append(text)
             raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(sys, "stderr", Closed())
     log.warning("a message")
+    log.warning("another")
+    assert tried == ["a message", "another"]
 
 
 def test_a_level_that_is_set_before_the_first_import_is_kept() -> None:

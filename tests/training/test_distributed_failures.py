@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 
 from lmtrain.config.schema import Config
+from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import run_checkpoints, run_folder
 from lmtrain.system import disk
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training import loop
 from lmtrain.training.loop import train_step
+from lmtrain.training.parallel import check_agreement
 from lmtrain.training.saving import CheckpointSaver
 from lmtrain.training.train_state import TrainState, snapshot
 from tests.helpers import TINY, Child
@@ -117,6 +119,17 @@ def test_if_the_last_checkpoint_can_not_be_written_all_end(
     assert ranks.end() == [1, 1]
     assert "No space left on device" in ranks.output(0)
     assert ("AlreadyReported" if parallel == "ddp" else "No space left on device") in ranks.output(1)
+
+
+def test_processes_with_another_precision_are_rejected(tiny: Config, store: TokenStore) -> None:
+    """Such as two kinds of GPU, for which `auto` is not the same."""
+
+    class Two(ProcessGroup):
+        def all_gather_json(self, value: Any) -> list[Any]:
+            return [value, value | {"train.precision": "fp16"}]
+
+    with pytest.raises(LmtrainError, match=r"process 1 has train\.precision=fp16 where process 0 has fp32"):
+        check_agreement(tiny, store, Two())
 
 
 def test_processes_that_disagree_are_rejected(tiny: Config, little: Config, tmp_path: Path) -> None:

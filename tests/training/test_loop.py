@@ -24,7 +24,7 @@ from lmtrain.training.meter import Meter
 from lmtrain.training.monitor import RunMonitor
 from lmtrain.training.optimizers import optimizer_tensors, update_ema
 from lmtrain.training.saving import CheckpointSaver
-from lmtrain.training.train_state import TrainState
+from lmtrain.training.train_state import TrainState, new_state
 from lmtrain.training.validation import evaluate_step
 from tests.helpers import choices, flip_bit
 from tests.training.helpers import (
@@ -145,6 +145,49 @@ def test_a_validation_loss_that_is_not_finite_is_reported_before_text_is_generat
     monkeypatch.setattr(loop, "train_step", ruined)
     with pytest.raises(LmtrainError, match=r"the validation loss at step 5 is not finite: lower train\.lr"):
         run(tiny, tmp_path)
+
+
+def test_running_out_of_memory_in_an_evaluation_names_its_own_remedy(
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def starved(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("lmtrain.training.validation.evaluate", starved)
+    with pytest.raises(LmtrainError, match=r"out of memory: lower eval\.batch_size$"):
+        run(tiny, tmp_path)
+
+
+def test_the_bar_of_a_resumed_run_begins_after_what_loading_took(
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quarter of the minute is spent before, and another one while the model is made."""
+    now, make, shown = 0.0, new_state, list[float]()
+
+    def slowly(*arguments: Any, **options: Any) -> TrainState:
+        nonlocal now
+        now += 15.0 if shown else 0.0
+        return make(*arguments, **options)
+
+    def noted(*arguments: Any, progress: float, **options: Any) -> RunMonitor:
+        shown.append(progress)
+        return RunMonitor(*arguments, progress=progress, **options)
+
+    def step(state: TrainState, lr: float) -> None:
+        nonlocal now
+        now += 15.0
+        train_step(state, lr)
+        if len(shown) == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("lmtrain.training.meter.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(opening, "new_state", slowly)
+    monkeypatch.setattr(opening, "RunMonitor", noted)
+    monkeypatch.setattr(loop, "train_step", step)
+    config = change(tiny, train__steps=None, train__max_minutes=1.0, train__eval_steps=1000)
+    assert run(config, tmp_path)[0].status == "interrupted"
+    run(config, tmp_path)
+    assert shown == [0.0, 0.5]
 
 
 def test_a_finished_run_is_left_alone_and_a_damaged_checkpoint_replaced(

@@ -22,7 +22,7 @@ from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.training.loop import train_step
 from lmtrain.training.other_runs import load_teacher
 from tests.helpers import CPU
-from tests.training.helpers import change, last_hash, run, start, without_dropout
+from tests.training.helpers import change, last_hash, metrics, run, start, without_dropout
 
 WORDS = 40
 
@@ -103,6 +103,8 @@ def test_a_run_resumes_with_its_own_teacher_wherever_it_is_and_with_no_other(
     config = change(tiny, train__teacher=str(tmp_path / "teacher"))
     shutil.copytree(base, tmp_path / "teacher")
     run(config, tmp_path / "whole")
+    steps = [row for row in metrics(tmp_path / "whole") if row["kind"] == "train"]
+    assert {"loss" in row: "perplexity" in row for row in steps} == {True: False}, "the mixed loss has none"
     interrupt_after(5, signal.SIGTERM)
     run(config, tmp_path / "student")
     other_teacher = r"has learned from another teacher, or an earlier checkpoint of it: choose"
