@@ -44,11 +44,11 @@ class Stops:
     def __init__(self, tokenizer: Tokenizer, options: Options) -> None:
         kind = options.stop
         self._tokenizer = tokenizer
-        joins = ["@"] if has_wikitext_spacing(tokenizer) and not options.raw else []  # `,` is printed for `@,@` too
+        join = "@" if has_wikitext_spacing(tokenizer) and not options.raw else ""  # `,` is printed for `@,@` too
         self._strings = [
             (string, spelling.encode())
             for string in options.stop_strings
-            for spelling in {string, in_corpus_spacing(tokenizer, string, options.raw), *(at + string for at in joins)}
+            for spelling in {string, in_corpus_spacing(tokenizer, string, options.raw), join + string}
         ]
         self._end_tokens = {} if kind == "none" else _end_tokens(tokenizer, kind)
         self._sentence = tokenizer.kind != "word" and kind == "sentence"
