@@ -8,7 +8,7 @@ Shapes: B windows, T tokens in each, S targets; E the width of the states, K sta
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -20,6 +20,7 @@ from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import Split
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.evaluation.perplexity import Advance, Forward
+from lmtrain.model.cuda_graph import Replayed
 from lmtrain.model.ensemble import Ensemble, Predictor
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.nn.precision import at_least_float32
@@ -126,34 +127,51 @@ def gradients_of(nats: Tensor, model: LanguageModel) -> tuple[Tensor, ...]:
 
 
 class Dynamic:
-    """Dynamic evaluation: a copy of the model that takes a gradient step after each call, on the segment it has scored.
+    """Dynamic evaluation: a copy of each member that takes a gradient step after each call, on the segment it has
+    scored. One model is an ensemble of one.
 
-    The step is w <- w - lr g / (RMS + eps) (after Krause et al., 2018), where g is the gradient of the mean loss of the
-    segment. RMS is `rms`, that of one token's gradient, divided by the square root of `segment`, the number of tokens;
-    eps is EPS times the mean RMS over all parameters. For the word embeddings (embedding and output layer), lr is
-    multiplied by `dynamic_embedding`.
+    The step is w <- w - lr g / (RMS + eps) (after Krause et al., 2018), where g is the gradient of the member's own
+    mean loss of the segment. RMS is its `gradient_rms`, that of one token's gradient, divided by the square root of
+    `segment`, the number of tokens; eps is EPS times the mean RMS over all parameters. For the word embeddings
+    (embedding and output layer), lr is multiplied by `dynamic_embedding`.
     """
 
-    def __init__(self, trained: LanguageModel, settings: EvalConfig, rms: list[Tensor], segment: int) -> None:
-        self.model = copy.deepcopy(trained)
+    def __init__(
+        self, trained: Sequence[LanguageModel], settings: EvalConfig, rms: list[list[Tensor]], segment: int
+    ) -> None:
+        self.ensemble = Ensemble([copy.deepcopy(member) for member in trained])
         self.temperature = settings.temperature
-        rms = [value / math.sqrt(segment) for value in rms]
-        mean = math.fsum(float(value.double().sum()) for value in rms) / sum(value.numel() for value in rms)
-        embeddings = {id(self.model.embedding.weight), id(self.model.output.weight)}
-        self.rates = []
-        for weight, value in zip(self.model.parameters(), rms, strict=True):
-            factor = settings.dynamic_embedding if id(weight) in embeddings else 1.0
-            self.rates.append(settings.dynamic_lr * factor / (value + EPS * mean))
+        self.rates = [
+            _rates(member, settings, [value / math.sqrt(segment) for value in own])
+            for member, own in zip(trained, rms, strict=True)
+        ]
+        # An adaptive output asks on the host how many targets are in its clusters.
+        recordable = trained[0].embedding.weight.is_cuda and all(member.adaptive is None for member in trained)
+        self.step: Callable[..., tuple[Tensor, ...]] = Replayed(self._step) if recordable else self._step
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Scored:
         """Inputs (1, T), targets (1, S) -> nats (1, S) and states (1, S, E), computed before the step."""
-        with torch.enable_grad():
-            nats, states = self.model.score(inputs, targets, temperature=self.temperature)
-        gradients = gradients_of(nats, self.model)
-        with torch.no_grad():
-            for weight, gradient, rate in zip(self.model.parameters(), gradients, self.rates, strict=True):
-                weight.addcmul_(gradient, rate, value=-1.0)
-        return nats.detach(), states.detach()
+        nats, states = self.step(inputs, targets)
+        return nats, states
+
+    def _step(self, inputs: Tensor, targets: Tensor) -> Scored:
+        scored = []
+        for member, rates in zip(self.ensemble.members, self.rates, strict=True):
+            with torch.enable_grad():
+                nats, states = member.score(inputs, targets, temperature=self.temperature)
+            gradients = gradients_of(nats, member)
+            with torch.no_grad():
+                torch._foreach_addcmul_(list(member.parameters()), gradients, rates, value=-1.0)
+            scored.append((nats.detach(), states.detach()))
+        return self.ensemble.mean_of(scored)
+
+
+def _rates(model: LanguageModel, settings: EvalConfig, rms: list[Tensor]) -> list[Tensor]:
+    """The learning rate of every element of each parameter, given the RMS of its gradients over a segment."""
+    mean = math.fsum(float(value.double().sum()) for value in rms) / sum(value.numel() for value in rms)
+    embeddings = {id(model.embedding.weight), id(model.output.weight)}
+    factors = [settings.dynamic_embedding if id(weight) in embeddings else 1.0 for weight in model.parameters()]
+    return [settings.dynamic_lr * factor / (value + EPS * mean) for factor, value in zip(factors, rms, strict=True)]
 
 
 def settings_used(settings: EvalConfig, *, dynamic: bool, cache: bool) -> dict[str, float]:
@@ -162,31 +180,20 @@ def settings_used(settings: EvalConfig, *, dynamic: bool, cache: bool) -> dict[s
     return {name: value for name, value in settings.model_dump().items() if name.partition("_")[0] in methods}
 
 
-def adaptable(model: Predictor, precision: str) -> LanguageModel:
-    """Return the model. Raises LmtrainError or UsageError if dynamic evaluation can't adapt it in this precision."""
-    if isinstance(model, Ensemble):
-        raise UsageError(
-            "dynamic evaluation changes the weights of a run, so it is for one run: leave the others out, or use the "
-            "cache instead"
-        )
-    if not model.causal:
+def adaptable(model: Predictor, precision: str) -> list[LanguageModel]:
+    """Return the members that dynamic evaluation adapts, each by itself. Raises LmtrainError or UsageError if it can't
+    adapt them in this precision."""
+    members = list(model.members) if isinstance(model, Ensemble) else [model]
+    if not members[0].causal:
         raise LmtrainError("--dynamic learns from segments of a text, and a windowed model predicts one token")
     if precision not in ("fp32", "bf16"):
         raise UsageError(f"--dynamic needs gradients, for which {precision} has too small a range: use fp32 or bf16")
-    return model
+    return members
 
 
-def scoring_forward(
-    model: Predictor, settings: EvalConfig, rms: list[Tensor] | None, *, cache: bool, segment: int
-) -> Forward:
-    """Return a `forward` for `perplexity.evaluate`: the model's own (in evaluation mode), or an adaptive one.
-
-    With `rms`, the `gradient_rms` of an `adaptable` model, evaluation is dynamic, and each call has `segment` targets.
-    """
-    score: Scorer = partial(model.score, temperature=settings.temperature)
-    if rms is not None:
-        assert isinstance(model, LanguageModel)
-        score = Dynamic(model, settings, rms, segment)
+def scoring_forward(model: Predictor, settings: EvalConfig, dynamic: Dynamic | None, *, cache: bool) -> Forward:
+    """Return a `forward` for `perplexity.evaluate`: the model's own (in evaluation mode), or an adaptive one."""
+    score: Scorer = dynamic or partial(model.score, temperature=settings.temperature)
     if cache:
         return Cached(score, settings)
     return lambda inputs, targets: score(inputs, targets)[0]

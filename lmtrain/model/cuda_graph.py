@@ -1,9 +1,12 @@
-"""Decoding steps on a GPU, recorded as a CUDA graph.
+"""CUDA graphs: a function's kernels are recorded once and then replayed, since a host takes longer to launch those of a
+small model one by one than a GPU takes to compute them.
 
-A recorded step has the same shapes every time, so it attends to the whole capacity of a state, under a mask.
+A recorded decoding step has the same shapes every time, so it attends to the whole capacity of a state, under a mask.
 """
 
 import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -12,6 +15,54 @@ from torch import Tensor
 from lmtrain.model.decoding_state import DecodingState, State
 from lmtrain.model.ensemble import DecodeStep, Ensemble, Predictor
 from lmtrain.model.language_model import LanguageModel
+
+WARM_UP = 2
+"""Libraries initialize themselves in the first calls, which can't be recorded."""
+
+
+@contextmanager
+def _side_stream() -> Iterator[None]:
+    """Run what comes before a recording on another stream, as PyTorch requires; the current stream waits for it."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        yield
+    torch.cuda.current_stream().wait_stream(side)
+
+
+class Replayed:
+    """A function of tensors on CUDA, replayed as a graph after WARM_UP calls with the same shapes.
+
+    Each call computes it once, so that it may also change tensors in place, such as weights. It may not ask for values
+    on the host.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    inputs: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+
+    def __init__(self, function: Callable[..., tuple[Tensor, ...]]) -> None:
+        self.function = function
+        self.shapes: list[torch.Size] = []
+        self.calls = 0
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Return what the function returns for these inputs."""
+        shapes = [x.shape for x in inputs]
+        self.calls = self.calls + 1 if shapes == self.shapes else 1
+        self.shapes = shapes
+        if self.calls <= WARM_UP:
+            with _side_stream():
+                return self.function(*inputs)
+        if self.calls == WARM_UP + 1:
+            self.inputs = tuple(x.clone() for x in inputs)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.results = self.function(*self.inputs)
+        for recorded, x in zip(self.inputs, inputs, strict=True):
+            recorded.copy_(x)
+        self.graph.replay()
+        return tuple(result.clone() for result in self.results)  # the next replay overwrites them
 
 
 def step_function(model: Predictor) -> DecodeStep:
@@ -56,14 +107,11 @@ class GraphedSteps:
     def _record(self, state: DecodingState, tokens: Tensor) -> None:
         """Record a step on this state; the state does not change."""
         self.tokens = tokens.clone()
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # libraries initialize themselves in the first calls, which can't be recorded
+        with _side_stream():
             trial = copy.deepcopy(state)
-            trial.lengths.zero_()  # two steps of a nearly full row would exceed the capacity
-            for _ in range(2):
+            trial.lengths.zero_()  # steps of a nearly full row would exceed the capacity
+            for _ in range(WARM_UP):
                 self.model.decode_step(trial, self.tokens, state.capacity)
-        torch.cuda.current_stream().wait_stream(side)
         del trial
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):

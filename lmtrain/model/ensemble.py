@@ -38,7 +38,10 @@ class Ensemble(nn.Module):
         See `LanguageModel.score`; `temperature` divides the logits of each member. A hidden vector is the members' own,
         each of length 1, one after the other: the cosine of two is the mean of the members' cosines.
         """
-        scored = [member.score(tokens, targets, temperature=temperature) for member in self.members]
+        return self.mean_of([member.score(tokens, targets, temperature=temperature) for member in self.members])
+
+    def mean_of(self, scored: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Return what `score` returns, given what the members' own returned."""
         nats = -self._mean([-nats for nats, _ in scored])
         return nats, self._joined([hidden for _, hidden in scored])
 

@@ -207,27 +207,23 @@ def test_training_from_a_dict_is_that_of_the_command(lmtrain: Lmtrain, workdir: 
         library.load([])
 
 
-def test_several_runs_are_the_mean_of_their_probabilities(
-    lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In scores, with the cache, in texts."""
+def test_several_runs_are_the_mean_of_their_probabilities(lmtrain: Lmtrain, workdir: Path) -> None:
+    """In scores, with the cache, by dynamic evaluation, in texts."""
     lmtrain("train", *TINY, "run.name=other", "run.seed=2", "model.layers=0")
     both = library.load(["sample", "other"], precision="fp32")
     scored = [library.load(name).score_tokens(TEXT) for name in ("sample", "other")]
     mean = [-math.log((math.exp(-a) + math.exp(-b)) / 2) for (_, a), (_, b) in zip(*scored, strict=True)]
     assert [value for _, value in both.score_tokens(TEXT)] == pytest.approx(mean, abs=1e-4)
     options = ["--run", "sample", "--run", "other", "--precision", "fp32"]
-    found = lmtrain("eval", *options, "--limit", "200", "--cache", "--json").json
-    assert found["nats"] == both.evaluate(limit=200, cache=True).nats
+    plain, cached, learned = (both.evaluate(limit=200, cache=c, dynamic=d).nats for c, d in ((0, 0), (1, 0), (0, 1)))
+    assert len({plain, cached, learned}) == 3
+    for option, nats in (("--cache", cached), ("--dynamic", learned)):
+        found = lmtrain("eval", *options, "--limit", "200", option, "--json").json
+        assert found["nats"] == nats
     assert [member["run"] for member in found["members"]] == ["runs/sample", "runs/other"]
     text = lmtrain("generate", "The", *options, "--greedy", "-n", "8", "--json").json["completions"][0]["text"]
     assert text == both.generate("The", temperature=0, max_tokens=8)
     assert " + runs/other step " in lmtrain("eval", *options, "--limit", "200").out
-    (workdir / "own.txt").write_text(TEXT)
-    monkeypatch.setattr("lmtrain.api.run.find_run_store", None)  # no corpus is looked for, or made
-    rejected = lmtrain("eval", *options, "--text", "own.txt", "--dynamic")
-    assert rejected.code == 2
-    assert "it is for one run: leave the others out" in rejected.err
 
 
 def test_scores_show_their_progress_only_on_request(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

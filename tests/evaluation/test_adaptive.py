@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.config.schema import EvalConfig, ModelConfig
-from lmtrain.errors import LmtrainError, UsageError
+from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.adaptive import (
     EPS,
     Cached,
@@ -27,7 +27,8 @@ from lmtrain.evaluation.adaptive import (
 )
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.build import build_model
-from lmtrain.model.ensemble import Ensemble
+from lmtrain.model.cuda_graph import Replayed
+from lmtrain.model.ensemble import Ensemble, Predictor
 from lmtrain.model.language_model import LanguageModel
 from tests.evaluation.scoring import score_of, split_of
 from tests.helpers import CPU, Lmtrain, contents
@@ -62,8 +63,8 @@ def tiny_model(
 
 
 def adapt(model: Any, settings: EvalConfig, *, dynamic: bool = False, cache: bool = False) -> Forward:
-    rms = gradient_rms_of(model) if dynamic else None
-    return scoring_forward(model, settings, rms, cache=cache, segment=SEGMENT)
+    adapting = dynamic_of(model, settings) if dynamic else None
+    return scoring_forward(model, settings, adapting, cache=cache)
 
 
 def forward_of(model: LanguageModel, mode: str) -> Forward:
@@ -199,6 +200,12 @@ def gradient_rms_of(model: LanguageModel) -> list[Tensor]:
     return gradient_rms(model, TRAIN, device=CPU, precision="fp32", advance=lambda _tokens: None)
 
 
+def dynamic_of(model: Predictor, settings: EvalConfig, device: str = "cpu") -> Dynamic:
+    members = adaptable(model, "fp32")
+    rms = [[value.to(device) for value in gradient_rms_of(member)] for member in members]
+    return Dynamic([copy.deepcopy(member).to(device) for member in members], settings, rms, SEGMENT)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_dynamic_evaluation_equals_a_plain_loop(tied: bool) -> None:
     model = tiny_model(tied=tied)
@@ -216,8 +223,8 @@ def test_dynamic_evaluation_equals_a_plain_loop(tied: bool) -> None:
         return weight - factor(name) * 0.02 * gradient / (segment_rms[name] + EPS * mean)
 
     plain = scores(model, IDS).detach()
-    dynamic = Dynamic(model, EvalConfig(dynamic_lr=0.02, dynamic_embedding=5.0), rms, SEGMENT)
-    found = scores(lambda inputs, targets: dynamic(inputs, targets)[0], IDS)
+    dynamic = adapt(model, EvalConfig(dynamic_lr=0.02, dynamic_embedding=5.0), dynamic=True)
+    found = scores(dynamic, IDS)
     assert_close(found, naive_dynamic(model, update))
     assert torch.equal(found[:SEGMENT], plain[:SEGMENT])
     assert (found - plain).abs().max() > 0.05
@@ -275,6 +282,41 @@ def test_a_token_is_scored_before_it_is_learned_from(mode: str) -> None:
         assert bool(changed[position + 2 * CONTEXT :].any()) == (mode != "temperature")
 
 
+def test_each_member_of_an_ensemble_learns_by_itself() -> None:
+    members = [tiny_model(tied=tied) for tied in (True, False)]
+    settings = EvalConfig(temperature=1.3, dynamic_lr=0.05, dynamic_embedding=0.5)
+    own = [scores(adapt(member, settings, dynamic=True), IDS) for member in members]
+    mean = math.log(2) - torch.stack([-nats for nats in own]).logsumexp(0)
+    assert (own[0] - own[1]).abs().max() > 0.05
+    assert_close(scores(adapt(Ensemble(members), settings, dynamic=True), IDS), mean)
+    adapted = [dynamic_of(member, settings) for member in members]
+
+    def states(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the ensemble: the mean of probabilities, and both states, each of length 1."""
+        nats, vectors = zip(*(member(inputs, targets) for member in adapted), strict=True)
+        unit = [torch.nn.functional.normalize(vector, dim=-1) for vector in vectors]
+        return math.log(2) - torch.stack([-part for part in nats]).logsumexp(0), torch.cat(unit, -1)
+
+    together = settings.model_copy(update={"cache_weight": 0.4, "cache_theta": 5.0})
+    found = scores(adapt(Ensemble(members), together, dynamic=True, cache=True), IDS)
+    assert_close(found, scores(Cached(states, together), IDS))
+    assert (found - mean).abs().max() > 0.05
+
+
+@pytest.mark.gpu
+def test_a_recorded_step_equals_the_plain_one() -> None:
+    members = [tiny_model(), tiny_model(tied=False)]
+    settings = EvalConfig(temperature=1.3, dynamic_lr=0.05)
+    plain, recorded = dynamic_of(Ensemble(members), settings), dynamic_of(Ensemble(members), settings, "cuda")
+    assert isinstance(recorded.step, Replayed)
+    for length in (3, 6, *[CONTEXT] * 6, 5):
+        tokens = torch.randint(1, VOCABULARY, (1, length + 1))
+        inputs, targets = tokens[:, :-1], tokens[:, -SEGMENT:]
+        for found, wanted in zip(recorded(inputs.cuda(), targets.cuda()), plain(inputs, targets), strict=True):
+            assert_close(found.cpu(), wanted)
+    assert recorded.step.inputs[0].shape == (1, CONTEXT)
+
+
 @torch.no_grad()
 def test_without_a_cache_s_share_or_a_learning_rate_scores_are_plain() -> None:
     model = tiny_model()
@@ -292,11 +334,11 @@ def test_every_mode_is_deterministic_and_leaves_the_trained_weights(mode: str) -
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
 
-def test_dynamic_evaluation_is_for_one_causal_model() -> None:
-    with pytest.raises(LmtrainError, match="a windowed model"):
-        adaptable(tiny_model(mode="windowed"), "fp32")
-    with pytest.raises(UsageError, match="dynamic evaluation changes the weights of a run, so it is for one run"):
-        adaptable(Ensemble([tiny_model()]), "fp32")
+def test_dynamic_evaluation_is_for_causal_models() -> None:
+    windowed = tiny_model(mode="windowed")
+    for model in (windowed, Ensemble([windowed, windowed])):
+        with pytest.raises(LmtrainError, match="a windowed model"):
+            adaptable(model, "fp32")
 
 
 ADAPTIVE = ["--dynamic", "--cache", "eval.temperature=1.1"]
