@@ -258,6 +258,7 @@ def test_reproduce_compares_an_ensemble_with_its_members(script: Any, command: A
     rows = {row["model"]: row for row in found["metrics"]["rows"]}
     assert list(rows) == ["seed 1", "seed 2", "mean of 2", "learned from the mean of 2", "2 times the steps"]
     assert [row["steps"] for row in rows.values()] == [12, 12, 24, 12, 24]
+    assert {row["method"] for row in rows.values()} == {"plain"}
     runs = ["--run", "runs/two/seed-1", "--run", "runs/two/seed-2"]
     assert rows["mean of 2"]["word_perplexity"] == command("eval", *runs)["word_perplexity"]
     config = (Path("runs/two/distilled") / "config.yaml").read_text()
@@ -265,9 +266,39 @@ def test_reproduce_compares_an_ensemble_with_its_members(script: Any, command: A
     assert found["seeds"] == [1, 2]
 
 
+def test_the_members_of_an_ensemble_are_adapted_and_its_record_is_kept_where_what_follows_fails(
+    script: Any, command: Any
+) -> None:
+    train = reproduce.train
+
+    def only_members(recipe: str, overrides: list[str]) -> Any:
+        if "run.name=distilled" in overrides:
+            raise KeyboardInterrupt
+        return train(recipe, overrides)
+
+    options = ["--ensemble", "2", "--name", "two", "--adapt", "--limit", "60", "eval.stride=8"]
+    with pytest.raises(KeyboardInterrupt):
+        script(reproduce, "ensembles", "quickstart", *TINY, *options, train=only_members)
+    (found,) = record.read_records(record.RESULTS / "ensembles.json")
+    rows = found["metrics"]["rows"]
+    assert [row["method"] for row in rows[-4:]] == ["plain", "cache", "dynamic", "dynamic and cache"]
+    assert {row["model"] for row in rows[-4:]} == {"mean of 2"}
+    runs = ["--run", "runs/two/seed-1", "--run", "runs/two/seed-2", "--limit", "60", "eval.stride=8"]
+    assert rows[-1]["word_perplexity"] == command("eval", *runs, "--dynamic", "--cache")["word_perplexity"]
+
+
+def config_of(mode: str, stride: int | None, context: int) -> dict[str, dict[str, Any]]:
+    return {"model": {"mode": mode, "context": context}, "eval": {"stride": stride}}
+
+
 def test_a_windowed_model_is_adapted_by_the_cache_only() -> None:
-    assert reproduce.untuned({"mode": "windowed", "context": 4}) == {"cache": ["--cache"]}
-    assert len(reproduce.untuned({"mode": "causal", "context": 4})) == 3
+    assert reproduce.untuned(config_of("windowed", None, 4)) == {"cache": ["--cache"]}
+    assert len(reproduce.untuned(config_of("causal", None, 4))) == 3
+
+
+def test_dynamic_evaluation_has_the_stride_that_its_recipe_s_settings_are_for() -> None:
+    strides = [reproduce.segment(config_of("causal", *sizes)) for sizes in ((64, 512), (None, 512), (None, 16))]
+    assert strides == [64, 32, 16]
 
 
 @pytest.mark.parametrize("start", [(0.25, 1.0), (2.0**-4, 2.0**-6), (8.0, 4.0), (1.0, 2.0**5)])
