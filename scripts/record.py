@@ -36,6 +36,8 @@ RETAINED_HEAP = {
 
 Record = dict[str, Any]
 Row = dict[str, Any]
+running: set[subprocess.Popen[str]] = set()
+"""The commands that run now, in whichever thread."""
 
 
 # Running commands
@@ -45,9 +47,11 @@ def run_script(main: Callable[[], object]) -> None:
     """Run a script's `main`. A user error ends it with a message and status 1; Ctrl-C, SIGTERM and SIGUSR1 with 130."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+        for command in list(running):
+            command.terminate()
         raise KeyboardInterrupt
 
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, interrupt)
     commit()  # before others are made, while the script runs
     try:
@@ -66,15 +70,17 @@ def run_python(arguments: Sequence[str], environment: Mapping[str, str] = {}) ->
     Raises CalledProcessError when it fails.
     """
     command = [sys.executable, *arguments]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | environment)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | environment)
+    running.add(process)
     try:
-        printed, _ = running.communicate()
+        printed, _ = process.communicate()
     except KeyboardInterrupt:
-        running.terminate()
-        running.wait()
+        process.wait()
         raise
-    if running.returncode:
-        raise subprocess.CalledProcessError(running.returncode, command)
+    finally:
+        running.discard(process)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
     return printed
 
 

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
@@ -285,6 +286,29 @@ def test_the_members_of_an_ensemble_are_adapted_and_its_record_is_kept_where_wha
     assert {row["model"] for row in rows[-4:]} == {"mean of 2"}
     runs = ["--run", "runs/two/seed-1", "--run", "runs/two/seed-2", "--limit", "60", "eval.stride=8"]
     assert rows[-1]["word_perplexity"] == command("eval", *runs, "--dynamic", "--cache")["word_perplexity"]
+
+
+def test_jobs_are_commands_that_run_at_once(script: Any) -> None:
+    both = threading.Barrier(2)
+
+    def train(recipe: str, overrides: list[str]) -> Any:
+        if any(change.startswith("run.seed=") for change in overrides):
+            both.wait(10)  # for another member
+        costs = {"parameters": 1, "config": config_of("causal", None, 16) | {"train": {"device": "cpu"}}}
+        return costs, {
+            "step": 3,
+            "minutes": 1.0,
+            "run": next(part for part in overrides if part.startswith("run.name=")),
+        }
+
+    def scored(*arguments: str) -> Any:
+        if arguments.count("--run") == 1 and "seed" in arguments[2]:
+            both.wait(10)
+        return {"tokens": 1, "word_perplexity": 2.0, "bits_per_byte": 3.0}
+
+    options = ["--ensemble", "2", "--name", "two", "--jobs", "2"]
+    (found,) = script(reproduce, "ensembles", "quickstart", *options, train=train, lmtrain=scored)
+    assert len(found["metrics"]["rows"]) == 5
 
 
 def config_of(mode: str, stride: int | None, context: int) -> dict[str, dict[str, Any]]:
