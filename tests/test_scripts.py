@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -383,9 +384,10 @@ def test_a_script_ends_as_a_command_does(error: BaseException, status: object, m
     assert ended.value.code == status
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_script_that_is_interrupted_lets_its_command_save(
-    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    number: signal.Signals, jobs: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Ctrl-C reaches the script and its command, other signals the script only; it ends after the command."""
     command = tmp_path / "python"
@@ -400,7 +402,9 @@ def test_a_script_that_is_interrupted_lets_its_command_save(
         os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            record.run_script(lambda: record.lmtrain("train"))
+            with ThreadPoolExecutor(jobs) as pool:
+                each = pool.map if jobs > 1 else map
+                record.run_script(lambda: list(each(record.lmtrain, ["train"])))
         except SystemExit as end:
             say(str(end.code))
 
