@@ -109,12 +109,18 @@ def gradient_rms(
     rows = min(max(1, TOKENS_PER_GRADIENT // context), order.per_epoch())
     batches = max(1, min(RMS_TOKENS // context, order.per_epoch()) // rows)
     squares = [torch.zeros_like(parameter) for parameter in model.parameters()]
+
+    def add_squares(inputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+        with torch.enable_grad(), autocast(device, precision):
+            nats = model(inputs, targets)
+        gradients = gradients_of(nats, model)
+        torch._foreach_addcmul_(squares, gradients, gradients)
+        return ()
+
+    add = _recorded(add_squares, [model])
     for index in range(batches):
         inputs, targets = order.batch(split.ids, index * rows, rows)
-        with torch.enable_grad(), autocast(device, precision):
-            nats = model(inputs.to(device), targets.to(device))
-        for square, gradient in zip(squares, gradients_of(nats, model), strict=True):
-            square.addcmul_(gradient, gradient)
+        add(inputs.to(device), targets.to(device))
         advance(targets.numel())
     return [(square * (rows * context / batches)).sqrt() for square in squares]
 
@@ -145,9 +151,7 @@ class Dynamic:
             _rates(member, settings, [value / math.sqrt(segment) for value in own])
             for member, own in zip(trained, rms, strict=True)
         ]
-        # An adaptive output asks on the host how many targets are in its clusters.
-        recordable = trained[0].embedding.weight.is_cuda and all(member.adaptive is None for member in trained)
-        self.step: Callable[..., tuple[Tensor, ...]] = Replayed(self._step) if recordable else self._step
+        self.step = _recorded(self._step, trained)
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Scored:
         """Inputs (1, T), targets (1, S) -> nats (1, S) and states (1, S, E), computed before the step."""
@@ -164,6 +168,15 @@ class Dynamic:
                 torch._foreach_addcmul_(list(member.parameters()), gradients, rates, value=-1.0)
             scored.append((nats.detach(), states.detach()))
         return self.ensemble.mean_of(scored)
+
+
+def _recorded(
+    step: Callable[..., tuple[Tensor, ...]], models: Sequence[LanguageModel]
+) -> Callable[..., tuple[Tensor, ...]]:
+    """Return a step of these models, recorded as a CUDA graph where it can be: an adaptive output asks on the host how
+    many targets are in its clusters."""
+    on_cuda = models[0].embedding.weight.is_cuda
+    return Replayed(step) if on_cuda and all(model.adaptive is None for model in models) else step
 
 
 def _rates(model: LanguageModel, settings: EvalConfig, rms: list[Tensor]) -> list[Tensor]:

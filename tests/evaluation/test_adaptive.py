@@ -197,13 +197,13 @@ def naive_dynamic(start: LanguageModel, update: Update) -> Tensor:
 
 
 def gradient_rms_of(model: LanguageModel) -> list[Tensor]:
-    return gradient_rms(model, TRAIN, device=CPU, precision="fp32", advance=lambda _tokens: None)
+    device = model.embedding.weight.device
+    return gradient_rms(model, TRAIN, device=device, precision="fp32", advance=lambda _tokens: None)
 
 
-def dynamic_of(model: Predictor, settings: EvalConfig, device: str = "cpu") -> Dynamic:
+def dynamic_of(model: Predictor, settings: EvalConfig) -> Dynamic:
     members = adaptable(model, "fp32")
-    rms = [[value.to(device) for value in gradient_rms_of(member)] for member in members]
-    return Dynamic([copy.deepcopy(member).to(device) for member in members], settings, rms, SEGMENT)
+    return Dynamic(members, settings, [gradient_rms_of(member) for member in members], SEGMENT)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -305,9 +305,11 @@ def test_each_member_of_an_ensemble_learns_by_itself() -> None:
 
 @pytest.mark.gpu
 def test_a_recorded_step_equals_the_plain_one() -> None:
-    members = [tiny_model(), tiny_model(tied=False)]
     settings = EvalConfig(temperature=1.3, dynamic_lr=0.05)
-    plain, recorded = dynamic_of(Ensemble(members), settings), dynamic_of(Ensemble(members), settings, "cuda")
+    plain, recorded = (
+        dynamic_of(Ensemble([tiny_model().to(device), tiny_model(tied=False).to(device)]), settings)
+        for device in ("cpu", "cuda")
+    )
     assert isinstance(recorded.step, Replayed)
     for length in (3, 6, *[CONTEXT] * 6, 5):
         tokens = torch.randint(1, VOCABULARY, (1, length + 1))
