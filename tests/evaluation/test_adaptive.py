@@ -31,7 +31,7 @@ from lmtrain.model.cuda_graph import Replayed
 from lmtrain.model.ensemble import Ensemble, Predictor
 from lmtrain.model.language_model import LanguageModel
 from tests.evaluation.scoring import score_of, split_of
-from tests.helpers import CPU, Lmtrain, contents
+from tests.helpers import Lmtrain, contents
 
 Update = Callable[[str, Tensor, Tensor], Tensor]
 VOCABULARY, CONTEXT, SEGMENT = 13, 8, 3
