@@ -305,7 +305,7 @@ def test_jobs_are_commands_that_run_at_once(script: Any) -> None:
     def scored(*arguments: str) -> Any:
         if arguments.count("--run") == 1 and "seed" in arguments[2]:
             both.wait(10)
-        return {"tokens": 1, "word_perplexity": 2.0, "bits_per_byte": 3.0}
+        return {"temperature": 1.0, "tokens": 1, "word_perplexity": 2.0, "bits_per_byte": 3.0}
 
     options = ["--ensemble", "2", "--name", "two", "--jobs", "2"]
     (found,) = script(reproduce, "ensembles", "quickstart", *options, train=train, lmtrain=scored)
