@@ -31,7 +31,7 @@ def cooccurrence_embedding(ids: np.ndarray, vocab_size: int, width: int) -> Tens
     information = _pointwise_information(word, context, count, vocab_size)
     if information.values().numel():
         rank = min(width, *information.shape)
-        left, singular, _ = torch.svd_lowrank(information, q=min(rank + 16, *information.shape))
+        left, singular = left_factors(information, min(rank + 16, *information.shape))
         vectors[:, :rank] = left[:, :rank] * singular[:rank].sqrt()
     rotation, _ = torch.linalg.qr(torch.randn(width, width))
     vectors = vectors @ rotation
@@ -71,3 +71,24 @@ def _pointwise_information(word: np.ndarray, context: np.ndarray, count: np.ndar
     # PyTorch 2.11 warns where only the argument `check_invariants` says so.
     with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
         return torch.sparse_coo_tensor(places, values, size, is_coalesced=True)
+
+
+def left_factors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Return the left singular vectors (V, R) and the R largest singular values of a sparse matrix (V, C).
+
+    This is `torch.svd_lowrank` (Halko et al., 2011, algorithm 5.1), with the same random numbers and bits, but the
+    products are of matrices stored row by row: a sparse matrix times one stored column by column, as torch's QR
+    decomposition returns it, takes several times as long.
+    """
+    is_tall = matrix.shape[0] >= matrix.shape[1]
+    tall = matrix if is_tall else matrix.t()
+    basis = _orthonormal(tall @ torch.randn(tall.shape[1], rank))
+    for _ in range(2):
+        basis = _orthonormal(tall @ _orthonormal(tall.t() @ basis))
+    left, singular, right = torch.linalg.svd((tall.t() @ basis).t(), full_matrices=False)
+    return basis @ left if is_tall else right.t(), singular
+
+
+def _orthonormal(x: Tensor) -> Tensor:
+    """A basis of the columns' space (N, R), stored row by row."""
+    return torch.linalg.qr(x).Q.contiguous()

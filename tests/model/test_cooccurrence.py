@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.model import cooccurrence
-from lmtrain.model.cooccurrence import REACH, SMOOTHING, cooccurrence_embedding
+from lmtrain.model.cooccurrence import REACH, SMOOTHING, cooccurrence_embedding, left_factors
 
 
 def _ids(length: int, vocab_size: int) -> np.ndarray:
@@ -80,3 +80,15 @@ def test_all_vectors_have_unit_mean_square_and_unknown_words_are_random() -> Non
     assert vectors[20:].mean() == pytest.approx(0, abs=0.02)
     for text in ([], [3], [3, 3], [1, 2]):
         assert cooccurrence_embedding(np.array(text, np.uint16), 5, 8).isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(300, 120), (120, 300), (60, 60)])
+def test_the_factors_have_the_bits_of_torch_s_function(shape: tuple[int, int]) -> None:
+    torch.manual_seed(1)
+    matrix = torch.nn.functional.dropout(torch.rand(shape), 0.9).to_sparse_coo()
+    torch.manual_seed(2)
+    left, singular, _ = torch.svd_lowrank(matrix, q=20)
+    torch.manual_seed(2)
+    found_left, found_singular = left_factors(matrix, 20)
+    assert torch.equal(found_left, left)
+    assert torch.equal(found_singular, singular)
