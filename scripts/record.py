@@ -36,8 +36,6 @@ RETAINED_HEAP = {
 
 Record = dict[str, Any]
 Row = dict[str, Any]
-running: set[subprocess.Popen[str]] = set()
-"""The commands that run now, in whichever thread."""
 
 
 # Running commands
@@ -47,11 +45,9 @@ def run_script(main: Callable[[], object]) -> None:
     """Run a script's `main`. A user error ends it with a message and status 1; Ctrl-C, SIGTERM and SIGUSR1 with 130."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-        for command in list(running):
-            command.terminate()
         raise KeyboardInterrupt
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, interrupt)
     commit()  # before others are made, while the script runs
     try:
@@ -70,17 +66,15 @@ def run_python(arguments: Sequence[str], environment: Mapping[str, str] = {}) ->
     Raises CalledProcessError when it fails.
     """
     command = [sys.executable, *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | environment)
-    running.add(process)
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | environment)
     try:
-        printed, _ = process.communicate()
+        printed, _ = running.communicate()
     except KeyboardInterrupt:
-        process.wait()
+        running.terminate()
+        running.wait()
         raise
-    finally:
-        running.discard(process)
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, command)
+    if running.returncode:
+        raise subprocess.CalledProcessError(running.returncode, command)
     return printed
 
 

@@ -10,10 +10,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -289,29 +287,6 @@ def test_the_members_of_an_ensemble_are_adapted_and_its_record_is_kept_where_wha
     assert rows[-1]["word_perplexity"] == command("eval", *runs, "--dynamic", "--cache")["word_perplexity"]
 
 
-def test_jobs_are_commands_that_run_at_once(script: Any) -> None:
-    both = threading.Barrier(2)
-
-    def train(recipe: str, overrides: list[str]) -> Any:
-        if any(change.startswith("run.seed=") for change in overrides):
-            both.wait(10)  # for another member
-        costs = {"parameters": 1, "config": config_of("causal", None, 16) | {"train": {"device": "cpu"}}}
-        return costs, {
-            "step": 3,
-            "minutes": 1.0,
-            "run": next(part for part in overrides if part.startswith("run.name=")),
-        }
-
-    def scored(*arguments: str) -> Any:
-        if arguments.count("--run") == 1 and "seed" in arguments[2]:
-            both.wait(10)
-        return {"temperature": 1.0, "tokens": 1, "word_perplexity": 2.0, "bits_per_byte": 3.0}
-
-    options = ["--ensemble", "2", "--name", "two", "--jobs", "2"]
-    (found,) = script(reproduce, "ensembles", "quickstart", *options, train=train, lmtrain=scored)
-    assert len(found["metrics"]["rows"]) == 5
-
-
 def config_of(mode: str, stride: int | None, context: int) -> dict[str, dict[str, Any]]:
     return {"model": {"mode": mode, "context": context}, "eval": {"stride": stride}}
 
@@ -384,10 +359,9 @@ def test_a_script_ends_as_a_command_does(error: BaseException, status: object, m
     assert ended.value.code == status
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_script_that_is_interrupted_lets_its_command_save(
-    number: signal.Signals, jobs: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Ctrl-C reaches the script and its command, other signals the script only; it ends after the command."""
     command = tmp_path / "python"
@@ -402,9 +376,7 @@ def test_a_script_that_is_interrupted_lets_its_command_save(
         os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            with ThreadPoolExecutor(jobs) as pool:
-                each = pool.map if jobs > 1 else map
-                record.run_script(lambda: list(each(record.lmtrain, ["train"])))
+            record.run_script(lambda: record.lmtrain("train"))
         except SystemExit as end:
             say(str(end.code))
 
