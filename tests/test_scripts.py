@@ -266,9 +266,19 @@ def test_reproduce_compares_an_ensemble_with_its_members(script: Any, command: A
     assert found["seeds"] == [1, 2]
 
 
-def test_the_members_of_an_ensemble_are_adapted_and_its_record_is_kept_where_what_follows_fails(
-    script: Any, command: Any
-) -> None:
+def test_the_members_of_an_ensemble_are_adapted(script: Any, command: Any) -> None:
+    options = ["--ensemble", "2", "--name", "two", "--adapt", "--limit", "60", "eval.stride=8"]
+    (found,) = script(reproduce, "ensembles", "quickstart", *TINY, *options)
+    rows = found["metrics"]["rows"]
+    adapted = [row for row in rows if row["method"] != "plain"]
+    assert [row["method"] for row in adapted] == ["cache", "dynamic", "dynamic and cache"]
+    assert {row["model"] for row in adapted} == {"mean of 2"}
+    assert {(row["temperature"], row["tokens"], row["context"], row["stride"]) for row in rows} == {(1.0, 60, 16, 8)}
+    runs = ["--run", "runs/two/seed-1", "--run", "runs/two/seed-2", "--limit", "60", "eval.stride=8"]
+    assert rows[-1]["word_perplexity"] == command("eval", *runs, "--dynamic", "--cache")["word_perplexity"]
+
+
+def test_an_ensemble_s_record_is_kept_where_what_follows_fails(script: Any) -> None:
     train = reproduce.train
 
     def only_members(recipe: str, overrides: list[str]) -> Any:
@@ -276,15 +286,16 @@ def test_the_members_of_an_ensemble_are_adapted_and_its_record_is_kept_where_wha
             raise KeyboardInterrupt
         return train(recipe, overrides)
 
-    options = ["--ensemble", "2", "--name", "two", "--adapt", "--limit", "60", "eval.stride=8"]
     with pytest.raises(KeyboardInterrupt):
-        script(reproduce, "ensembles", "quickstart", *TINY, *options, train=only_members)
+        script(reproduce, "ensembles", "quickstart", *TINY, "--ensemble", "2", "--name", "two", train=only_members)
     (found,) = record.read_records(record.RESULTS / "ensembles.json")
-    rows = found["metrics"]["rows"]
-    assert [row["method"] for row in rows[-4:]] == ["plain", "cache", "dynamic", "dynamic and cache"]
-    assert {row["model"] for row in rows[-4:]} == {"mean of 2"}
-    runs = ["--run", "runs/two/seed-1", "--run", "runs/two/seed-2", "--limit", "60", "eval.stride=8"]
-    assert rows[-1]["word_perplexity"] == command("eval", *runs, "--dynamic", "--cache")["word_perplexity"]
+    assert [row["model"] for row in found["metrics"]["rows"]] == ["seed 1", "seed 2", "mean of 2"]
+
+
+def test_an_ensemble_is_not_tuned(script: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        script(reproduce, "ensembles", "quickstart", "--ensemble", "2", "--tune", "9")
+    assert "--ensemble does not tune: give --adapt" in capfd.readouterr().err
 
 
 def config_of(mode: str, stride: int | None, context: int) -> dict[str, dict[str, Any]]:

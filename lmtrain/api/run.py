@@ -19,7 +19,14 @@ from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizing import text_split
 from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.errors import LmtrainError, UsageError
-from lmtrain.evaluation.adaptive import RMS_TOKENS, Dynamic, adaptable, gradient_rms, scoring_forward
+from lmtrain.evaluation.adaptive import (
+    RMS_TOKENS,
+    Scorer,
+    adaptable,
+    dynamic_scorer,
+    gradient_rms,
+    scoring_forward,
+)
 from lmtrain.evaluation.perplexity import Score, evaluate, stride_of
 from lmtrain.evaluation.run_store import check_same_corpus, find_run_store
 from lmtrain.generation.complete import Completed, complete
@@ -182,8 +189,9 @@ class Run:
         if limit is not None and limit < 1:
             raise UsageError(f"limit={limit} must be at least 1")
         config = self._config_with("eval", settings | ({"batch_size": 1} if dynamic else {}))
-        adapting = self._dynamic(config, store or self.token_store) if dynamic else None
-        forward = scoring_forward(self.model, config.eval, adapting, cache=cache)
+        own = functools.partial(self.model.score, temperature=config.eval.temperature)
+        scorer = self._dynamic(config, store or self.token_store) if dynamic else own
+        forward = scoring_forward(scorer, config.eval, cache=cache)
 
         def observed(inputs: Tensor, targets: Tensor) -> Tensor:
             nats = forward(inputs, targets)
@@ -217,14 +225,14 @@ class Run:
         sections[section] |= fields
         return load_config(sections, environment={})
 
-    def _dynamic(self, config: Config, store: Callable[[], TokenStore]) -> Dynamic:
+    def _dynamic(self, config: Config, store: Callable[[], TokenStore]) -> Scorer:
         members, device, precision = adaptable(self.model, self.score_precision), self.device, self.score_precision
         train = store().split("train")
         with self._bar("gradients", len(members) * min(RMS_TOKENS, train.tokens)) as bar:
             rms = [
                 gradient_rms(each, train, device=device, precision=precision, advance=bar.update) for each in members
             ]
-        return Dynamic(members, config.eval, rms, stride_of(config))
+        return dynamic_scorer(members, config.eval, rms, stride_of(config))
 
     def _split_of(self, text: str | Path) -> Split:
         """Return the split that a text, or the file at a Path, would be in a corpus."""

@@ -9,7 +9,7 @@ Shapes: B windows, T tokens in each, S targets; E the width of the states, K sta
 import copy
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -110,12 +110,11 @@ def gradient_rms(
     batches = max(1, min(RMS_TOKENS // context, order.per_epoch()) // rows)
     squares = [torch.zeros_like(parameter) for parameter in model.parameters()]
 
-    def add_squares(inputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+    def add_squares(inputs: Tensor, targets: Tensor) -> None:
         with torch.enable_grad(), autocast(device, precision):
             nats = model(inputs, targets)
         gradients = gradients_of(nats, model)
         torch._foreach_addcmul_(squares, gradients, gradients)
-        return ()
 
     add = _recorded(add_squares, [model])
     for index in range(batches):
@@ -132,47 +131,40 @@ def gradients_of(nats: Tensor, model: LanguageModel) -> tuple[Tensor, ...]:
         return torch.autograd.grad(nats.mean(), list(model.parameters()), materialize_grads=True)
 
 
-class Dynamic:
-    """Dynamic evaluation: a copy of each member that takes a gradient step after each call, on the segment it has
-    scored. One model is an ensemble of one.
+def dynamic_scorer(
+    trained: Sequence[LanguageModel], settings: EvalConfig, rms: list[list[Tensor]], segment: int
+) -> Scorer:
+    """Return a scorer for dynamic evaluation: a copy of each member takes a gradient step after each call, on the
+    segment it has scored. One model is an ensemble of one.
 
     The step is w <- w - lr g / (RMS + eps) (after Krause et al., 2018), where g is the gradient of the member's own
     mean loss of the segment. RMS is its `gradient_rms`, that of one token's gradient, divided by the square root of
     `segment`, the number of tokens; eps is EPS times the mean RMS over all parameters. For the word embeddings
     (embedding and output layer), lr is multiplied by `dynamic_embedding`.
     """
+    ensemble = Ensemble([copy.deepcopy(member) for member in trained])
+    rates = [
+        _rates(member, settings, [value / math.sqrt(segment) for value in own])
+        for member, own in zip(trained, rms, strict=True)
+    ]
 
-    def __init__(
-        self, trained: Sequence[LanguageModel], settings: EvalConfig, rms: list[list[Tensor]], segment: int
-    ) -> None:
-        self.ensemble = Ensemble([copy.deepcopy(member) for member in trained])
-        self.temperature = settings.temperature
-        self.rates = [
-            _rates(member, settings, [value / math.sqrt(segment) for value in own])
-            for member, own in zip(trained, rms, strict=True)
-        ]
-        self.step = _recorded(self._step, trained)
-
-    def __call__(self, inputs: Tensor, targets: Tensor) -> Scored:
+    def score(inputs: Tensor, targets: Tensor) -> Scored:
         """Inputs (1, T), targets (1, S) -> nats (1, S) and states (1, S, E), computed before the step."""
-        nats, states = self.step(inputs, targets)
-        return nats, states
-
-    def _step(self, inputs: Tensor, targets: Tensor) -> Scored:
+        torch.clear_autocast_cache()  # a caller's autocast would keep the weights before the last step
         scored = []
-        for member, rates in zip(self.ensemble.members, self.rates, strict=True):
+        for member, own_rates in zip(ensemble.members, rates, strict=True):
             with torch.enable_grad():
-                nats, states = member.score(inputs, targets, temperature=self.temperature)
+                nats, states = member.score(inputs, targets, temperature=settings.temperature)
             gradients = gradients_of(nats, member)
             with torch.no_grad():
-                torch._foreach_addcmul_(list(member.parameters()), gradients, rates, value=-1.0)
+                torch._foreach_addcmul_(list(member.parameters()), gradients, own_rates, value=-1.0)
             scored.append((nats.detach(), states.detach()))
-        return self.ensemble.mean_of(scored)
+        return ensemble.mean_of(scored)
+
+    return _recorded(score, trained)
 
 
-def _recorded(
-    step: Callable[..., tuple[Tensor, ...]], models: Sequence[LanguageModel]
-) -> Callable[..., tuple[Tensor, ...]]:
+def _recorded(step: Callable[..., Any], models: Sequence[LanguageModel]) -> Callable[..., Any]:
     """Return a step of these models, recorded as a CUDA graph where it can be: an adaptive output asks on the host how
     many targets are in its clusters."""
     on_cuda = models[0].embedding.weight.is_cuda
@@ -204,9 +196,8 @@ def adaptable(model: Predictor, precision: str) -> list[LanguageModel]:
     return members
 
 
-def scoring_forward(model: Predictor, settings: EvalConfig, dynamic: Dynamic | None, *, cache: bool) -> Forward:
-    """Return a `forward` for `perplexity.evaluate`: the model's own (in evaluation mode), or an adaptive one."""
-    score: Scorer = dynamic or partial(model.score, temperature=settings.temperature)
+def scoring_forward(score: Scorer, settings: EvalConfig, *, cache: bool) -> Forward:
+    """Return a `forward` for `perplexity.evaluate` by a model's own `score` or a `dynamic_scorer`."""
     if cache:
         return Cached(score, settings)
     return lambda inputs, targets: score(inputs, targets)[0]

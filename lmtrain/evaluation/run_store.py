@@ -52,5 +52,6 @@ def check_same_corpus(members: Sequence[TrainedWeights]) -> None:
         if any(other.info.get(name) != first.info.get(name) for name in ("store", "tokens")):
             raise LmtrainError(
                 f"{other.run_dir} and {first.run_dir} were trained on different corpora, and a split of one may "
-                "contain text that the other was trained on: leave one of them out, or score a file with --text"
+                "contain text that the other was trained on: leave one of them out, or score a file with --text and "
+                "without --dynamic"
             )

@@ -74,7 +74,8 @@ def _pointwise_information(word: np.ndarray, context: np.ndarray, count: np.ndar
 
 
 def left_factors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return the left singular vectors (V, R) and the R largest singular values of a sparse matrix (V, C).
+    """Return approximations of R left singular vectors (V, R) of a sparse matrix (V, C), and of the largest R singular
+    values.
 
     This is `torch.svd_lowrank` (Halko et al., 2011, algorithm 5.1), with the same random numbers and bits, but the
     products are of matrices stored row by row: a sparse matrix times one stored column by column, as torch's QR

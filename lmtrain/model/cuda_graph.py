@@ -8,9 +8,11 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from lmtrain.model.decoding_state import DecodingState, State
 from lmtrain.model.ensemble import DecodeStep, Ensemble, Predictor
@@ -21,9 +23,8 @@ WARM_UP = 2
 
 
 @contextmanager
-def _side_stream() -> Iterator[None]:
+def _on(side: torch.cuda.Stream) -> Iterator[None]:
     """Run what comes before a recording on another stream, as PyTorch requires; the current stream waits for it."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         yield
@@ -31,28 +32,31 @@ def _side_stream() -> Iterator[None]:
 
 
 class Replayed:
-    """A function of tensors on CUDA, replayed as a graph after WARM_UP calls with the same shapes.
+    """A function of tensors on CUDA, replayed as a graph after WARM_UP consecutive calls with the same shapes; another
+    shape starts over.
 
-    Each call computes it once, so that it may also change tensors in place, such as weights. It may not ask for values
-    on the host.
+    Each call computes it once, so that it may also change tensors in place, such as weights. What it uses besides its
+    inputs must stay in the same memory, and modes, such as autocast, are those of the recorded call. It may not ask for
+    values on the host.
     """
 
     graph: torch.cuda.CUDAGraph
     inputs: tuple[Tensor, ...]
-    results: tuple[Tensor, ...]
+    results: Any
 
-    def __init__(self, function: Callable[..., tuple[Tensor, ...]]) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.shapes: list[torch.Size] = []
         self.calls = 0
+        self.side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Return what the function returns for these inputs."""
+    def __call__(self, *inputs: Tensor) -> Any:
+        """Return what the function returns for these inputs: tensors, or None."""
         shapes = [x.shape for x in inputs]
         self.calls = self.calls + 1 if shapes == self.shapes else 1
         self.shapes = shapes
         if self.calls <= WARM_UP:
-            with _side_stream():
+            with _on(self.side):
                 return self.function(*inputs)
         if self.calls == WARM_UP + 1:
             self.inputs = tuple(x.clone() for x in inputs)
@@ -62,7 +66,7 @@ class Replayed:
         for recorded, x in zip(self.inputs, inputs, strict=True):
             recorded.copy_(x)
         self.graph.replay()
-        return tuple(result.clone() for result in self.results)  # the next replay overwrites them
+        return tree_map(torch.clone, self.results)  # the next replay overwrites them
 
 
 def step_function(model: Predictor) -> DecodeStep:
@@ -107,7 +111,7 @@ class GraphedSteps:
     def _record(self, state: DecodingState, tokens: Tensor) -> None:
         """Record a step on this state; the state does not change."""
         self.tokens = tokens.clone()
-        with _side_stream():
+        with _on(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
             trial = copy.deepcopy(state)
             trial.lengths.zero_()  # steps of a nearly full row would exceed the capacity
             for _ in range(WARM_UP):

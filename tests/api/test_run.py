@@ -56,6 +56,14 @@ def test_a_score_in_fp32_does_not_depend_on_the_callers_autocast(workdir: Path) 
     assert inside == run.score(TEXT)
 
 
+def test_dynamic_evaluation_does_not_depend_on_the_callers_autocast(workdir: Path) -> None:
+    """Which would keep the weights before the first step, rounded."""
+    run = library.load(precision="bf16")
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = run.evaluate(dynamic=True, limit=100)
+    assert inside == run.evaluate(dynamic=True, limit=100) != run.evaluate(limit=100)
+
+
 def test_a_caller_in_inference_mode_changes_neither_the_model_nor_a_dynamic_evaluation(workdir: Path) -> None:
     run, inside = library.load(precision="fp32"), library.load(precision="fp32")
     with torch.inference_mode():

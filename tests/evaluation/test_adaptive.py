@@ -1,6 +1,7 @@
 """Adaptive evaluation: against plain loops, and that no score depends on learning from its own or a later token."""
 
 import copy
+import functools
 import json
 import math
 from collections.abc import Callable
@@ -14,22 +15,24 @@ from torch import Tensor
 
 from lmtrain.config.schema import EvalConfig, ModelConfig
 from lmtrain.errors import LmtrainError
+from lmtrain.evaluation import adaptive
 from lmtrain.evaluation.adaptive import (
     EPS,
     Cached,
-    Dynamic,
     Scored,
+    Scorer,
     adaptable,
     cache_log_probs,
+    dynamic_scorer,
     gradient_rms,
     mix,
     scoring_forward,
 )
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.build import build_model
-from lmtrain.model.cuda_graph import Replayed
 from lmtrain.model.ensemble import Ensemble, Predictor
 from lmtrain.model.language_model import LanguageModel
+from lmtrain.system.device import autocast
 from tests.evaluation.scoring import score_of, split_of
 from tests.helpers import Lmtrain, contents
 
@@ -63,8 +66,8 @@ def tiny_model(
 
 
 def adapt(model: Any, settings: EvalConfig, *, dynamic: bool = False, cache: bool = False) -> Forward:
-    adapting = dynamic_of(model, settings) if dynamic else None
-    return scoring_forward(model, settings, adapting, cache=cache)
+    own = functools.partial(model.score, temperature=settings.temperature)
+    return scoring_forward(dynamic_of(model, settings) if dynamic else own, settings, cache=cache)
 
 
 def forward_of(model: LanguageModel, mode: str) -> Forward:
@@ -201,9 +204,9 @@ def gradient_rms_of(model: LanguageModel) -> list[Tensor]:
     return gradient_rms(model, TRAIN, device=device, precision="fp32", advance=lambda _tokens: None)
 
 
-def dynamic_of(model: Predictor, settings: EvalConfig) -> Dynamic:
+def dynamic_of(model: Predictor, settings: EvalConfig) -> Scorer:
     members = adaptable(model, "fp32")
-    return Dynamic(members, settings, [gradient_rms_of(member) for member in members], SEGMENT)
+    return dynamic_scorer(members, settings, [gradient_rms_of(member) for member in members], SEGMENT)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -304,19 +307,26 @@ def test_each_member_of_an_ensemble_learns_by_itself() -> None:
 
 
 @pytest.mark.gpu
-def test_a_recorded_step_equals_the_plain_one() -> None:
-    settings = EvalConfig(temperature=1.3, dynamic_lr=0.05)
-    plain, recorded = (
-        dynamic_of(Ensemble([tiny_model().to(device), tiny_model(tied=False).to(device)]), settings)
-        for device in ("cpu", "cuda")
-    )
-    assert isinstance(recorded.step, Replayed)
-    for length in (3, 6, *[CONTEXT] * 6, 5):
-        tokens = torch.randint(1, VOCABULARY, (1, length + 1))
-        inputs, targets = tokens[:, :-1], tokens[:, -SEGMENT:]
-        for found, wanted in zip(recorded(inputs.cuda(), targets.cuda()), plain(inputs, targets), strict=True):
-            assert_close(found.cpu(), wanted)
-    assert recorded.step.inputs[0].shape == (1, CONTEXT)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_recorded_steps_equal_plain_ones(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float64, and in float32 as bf16 under autocast; with 18 batches for the gradients' RMS."""
+    monkeypatch.setattr(adaptive, "TOKENS_PER_GRADIENT", 2 * CONTEXT)
+    members = [model.cuda().to(dtype) for model in (tiny_model(), tiny_model(tied=False))]
+    lengths = [3, 6, *[CONTEXT] * 6, 5, *[CONTEXT] * 4]
+    streams = [torch.randint(1, VOCABULARY, (1, length + 1), device="cuda") for length in lengths]
+
+    def results() -> list[Tensor]:
+        score = dynamic_of(Ensemble(members), EvalConfig(temperature=1.3, dynamic_lr=0.05))
+        with autocast(torch.device("cuda"), "bf16" if dtype == torch.float32 else "fp32"):
+            found = [score(stream[:, :-1], stream[:, -SEGMENT:]) for stream in streams]
+        return [part.double() for parts in found for part in parts]
+
+    recorded = results()
+    with monkeypatch.context() as patch:
+        patch.setattr(adaptive, "Replayed", lambda step: step)
+        plain = results()
+    close = 1e-5 if dtype == torch.float64 else 0.1
+    torch.testing.assert_close(recorded, plain, rtol=close, atol=close)
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ def test_capacity_for() -> None:
     assert capacity_for(3, 12) == 12
 
 
-class Replayed(GraphedSteps):
+class ReplayedByHand(GraphedSteps):
     """Replays a step by computing it again in the memory that it was recorded in, as a graph would."""
 
     def __init__(self, model: LanguageModel) -> None:
@@ -65,7 +65,7 @@ def assert_same_texts(model: LanguageModel, steps: GraphedSteps, text: Tensor) -
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
 def test_the_recorded_step_equals_the_plain_one(fields: dict[str, object]) -> None:
     model = build(**fields)
-    steps = Replayed(model)
+    steps = ReplayedByHand(model)
     assert_same_texts(model, steps, tokens(3, 45))
     assert steps.recordings == 2  # one for three rows, one for two
 
@@ -73,7 +73,7 @@ def test_the_recorded_step_equals_the_plain_one(fields: dict[str, object]) -> No
 def test_a_step_is_recorded_again_when_the_capacity_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lmtrain.model.decoding_state.SMALLEST_CAPACITY", 4)
     model = build(context=24)
-    steps = Replayed(model)
+    steps = ReplayedByHand(model)
     _, state = model.start(tokens(1, 2))
     for _ in range(24):
         _, state = steps.step(state, tokens(1))
@@ -82,7 +82,7 @@ def test_a_step_is_recorded_again_when_the_capacity_grows(monkeypatch: pytest.Mo
 
 def test_the_recorded_memory_is_referenced_and_another_state_is_recorded_again() -> None:
     model = build()
-    steps = Replayed(model)
+    steps = ReplayedByHand(model)
     _, state = model.start(tokens(2, 5))
     _, state = steps.step(state, tokens(2))
     assert isinstance(state, DecodingState)
