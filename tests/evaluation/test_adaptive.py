@@ -2,8 +2,10 @@
 
 import copy
 import functools
+import gc
 import json
 import math
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -283,6 +285,29 @@ def test_a_token_is_scored_before_it_is_learned_from(mode: str) -> None:
         assert changed[position]
         # Beyond the context, only learning still changes scores, and temperature does not learn.
         assert bool(changed[position + 2 * CONTEXT :].any()) == (mode != "temperature")
+
+
+def test_the_copies_are_freed_with_the_scorer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, not when Python collects cycles: on a GPU they would fill the memory."""
+    copies: list[weakref.ref[LanguageModel]] = []
+
+    class Watched(Ensemble):
+        def __init__(self, members: list[LanguageModel]) -> None:
+            copies.extend(map(weakref.ref, members))
+            super().__init__(members)
+
+    monkeypatch.setattr(adaptive, "Ensemble", Watched)
+    gc.collect()
+    gc.disable()
+    try:
+        score: Any = dynamic_of(tiny_model(), EvalConfig())
+        tokens = torch.from_numpy(IDS[:CONTEXT]).unsqueeze(0)
+        score(tokens, tokens)
+        assert copies[0]() is not None
+        del score
+        assert copies[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_each_member_of_an_ensemble_learns_by_itself() -> None:
