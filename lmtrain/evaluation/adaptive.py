@@ -110,11 +110,12 @@ def gradient_rms(
     batches = max(1, min(RMS_TOKENS // context, order.per_epoch()) // rows)
     squares = [torch.zeros_like(parameter) for parameter in model.parameters()]
 
-    def add_squares(inputs: Tensor, targets: Tensor) -> None:
+    def add_squares(inputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
         with torch.enable_grad(), autocast(device, precision):
             nats = model(inputs, targets)
         gradients = gradients_of(nats, model)
         torch._foreach_addcmul_(squares, gradients, gradients)
+        return ()
 
     add = _recorded(add_squares, [model])
     for index in range(batches):
@@ -164,7 +165,7 @@ def dynamic_scorer(
     return _recorded(score, trained)
 
 
-def _recorded(step: Callable[..., Any], models: Sequence[LanguageModel]) -> Callable[..., Any]:
+def _recorded(step: Callable[..., tuple[Tensor, ...]], models: Sequence[LanguageModel]) -> Callable[..., Any]:
     """Return a step of these models, recorded as a CUDA graph where it can be: an adaptive output asks on the host how
     many targets are in its clusters."""
     on_cuda = models[0].embedding.weight.is_cuda

@@ -8,11 +8,9 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from lmtrain.model.decoding_state import DecodingState, State
 from lmtrain.model.ensemble import DecodeStep, Ensemble, Predictor
@@ -42,16 +40,16 @@ class Replayed:
 
     graph: torch.cuda.CUDAGraph
     inputs: tuple[Tensor, ...]
-    results: Any
+    results: tuple[Tensor, ...]
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., tuple[Tensor, ...]]) -> None:
         self.function = function
         self.shapes: list[torch.Size] = []
         self.calls = 0
         self.side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def __call__(self, *inputs: Tensor) -> Any:
-        """Return what the function returns for these inputs: tensors, or None."""
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Return what the function returns for these inputs."""
         shapes = [x.shape for x in inputs]
         self.calls = self.calls + 1 if shapes == self.shapes else 1
         self.shapes = shapes
@@ -66,7 +64,7 @@ class Replayed:
         for recorded, x in zip(self.inputs, inputs, strict=True):
             recorded.copy_(x)
         self.graph.replay()
-        return tree_map(torch.clone, self.results)  # the next replay overwrites them
+        return tuple(result.clone() for result in self.results)  # the next replay overwrites them
 
 
 def step_function(model: Predictor) -> DecodeStep:
