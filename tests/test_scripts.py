@@ -192,20 +192,20 @@ def test_peers_are_scored_over_every_token(
     monkeypatch.setattr(bench_peers, "cores", lambda: 1)
     clock = itertools.count(step=0.0625)  # of the other programs: seconds at each look, one for each step
     monkeypatch.setattr(bench_peers, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    options = f"--minutes 0.01 --source {tmp_path}/book.txt --nanogpt n --word-language-model w".split()
+    options = f"--minutes 0.19 --source {tmp_path}/book.txt --nanogpt n --word-language-model w".split()
     tiny = [override for override in TINY if not override.startswith("data.")]
     (found,) = script(benchmark, "peers", "peers", "quickstart", *options, *tiny)
-    assert (found["benchmark"], found["settings"]["corpus"]) == ("peers-0.01-minutes", "book.txt")
+    assert (found["benchmark"], found["settings"]["corpus"]) == ("peers-0.19-minutes", "book.txt")
     ours, *others = found["metrics"]["rows"]
     assert [row["program"] for row in others] == list(bench_peers.PROGRAMS)
     assert {row["precision"] for row in (ours, *others)} == {"fp32"}  # as TINY says, also where bf16 would be faster
-    assert (record.RESULTS / "peers-0.01-minutes.png").read_bytes().startswith(b"\x89PNG")
+    assert (record.RESULTS / "peers-0.19-minutes.png").read_bytes().startswith(b"\x89PNG")
     store = command("tokenize", str(tmp_path / "book.txt"))
     valid, words = store["splits"]["valid"], store["vocab_size"]
     assert ours["word_perplexity"] == math.exp(ours["nats"] / (valid["words"] + valid["lines"]))
     for row in others:
         assert row["tokens"] > 0
-        assert row["curve"][-1] == [pytest.approx(9 * 0.0625 / 60), pytest.approx(words)]
+        assert row["curve"][-1] == [pytest.approx(181 * 0.0625 / 60), pytest.approx(words)]
         assert (row["parameters"], row["nats"]) == (words, pytest.approx(valid["tokens"] * math.log(words)))
         assert row["word_perplexity"] == pytest.approx(words)
 
