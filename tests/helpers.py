@@ -1,15 +1,19 @@
 """What the tests of several packages share: a tiny configuration, results of commands, forked children, checkpoints."""
 
+import fcntl
 import io
 import json
 import logging
 import os
+import pty
 import signal
+import struct
 import sys
+import termios
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, get_args
@@ -171,6 +175,26 @@ def give_input(patch: pytest.MonkeyPatch, content: bytes) -> None:
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file below a folder, by its path."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@contextmanager
+def terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> Iterator[Callable[[], str]]:
+    """A terminal as stderr; yields a function that closes it and returns what was printed."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    with os.fdopen(slave, "w", encoding="utf-8") as stream, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stream)
+
+        def printed() -> str:
+            stream.close()
+            shown = b""
+            with suppress(OSError):  # Linux's answer when everything has been read
+                while part := os.read(master, 1 << 16):
+                    shown += part
+            return shown.decode()
+
+        yield printed
+    os.close(master)
 
 
 def flip_bit(path: Path, place: int = -1) -> None:

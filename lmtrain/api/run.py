@@ -37,7 +37,7 @@ from lmtrain.model.packing import pack_for_decoding
 from lmtrain.model.trained import TrainedWeights, build_predictor, load_weights
 from lmtrain.storage.run_folder import find_run
 from lmtrain.system.device import autocast, choose_device, choose_precision
-from lmtrain.system.messages import bar_disabled
+from lmtrain.system.messages import shows_bars
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,7 +53,7 @@ class Run:
     device: torch.device
     precision: str | None
     progress: bool
-    """Whether scores show a progress bar, if `bar_disabled` allows one."""
+    """Whether scores show a progress bar, if `shows_bars`."""
 
     def __repr__(self) -> str:
         return f"Run({' + '.join(str(one.run_dir) for one in self.members)}, step {self.step:,})"
@@ -243,7 +243,7 @@ class Run:
         return text_split(text_lines(text), self.tokenizer, label="the text")
 
     def _bar(self, title: str, tokens: int) -> "tqdm[NoReturn]":
-        disabled = bar_disabled() if self.progress else True
+        disabled = not (self.progress and shows_bars())
         return tqdm(desc=title or None, total=tokens, unit="tok", unit_scale=True, disable=disabled, delay=0.5)
 
 

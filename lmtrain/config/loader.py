@@ -18,7 +18,7 @@ from lmtrain.config.base import UserPath
 from lmtrain.config.earlier import upgrade
 from lmtrain.config.mistakes import Origins, cleaned, sentences, shown
 from lmtrain.config.names import suggestion
-from lmtrain.config.schema import CHANGEABLE_FIELDS, SCHEDULE_FIELDS, SECTIONS, Config
+from lmtrain.config.schema import SECTIONS, Config
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.system import disk
 
@@ -147,15 +147,10 @@ def override_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def identity_difference(stored: Config, wanted: Config, *, fixed_schedule: bool = False) -> list[str]:
-    """Return the identity fields in which two configurations differ, as readable lines; none: one can resume the other.
-
-    If `fixed_schedule`, the fields of the schedule belong to the identity.
-    """
-    old, new = flat(stored), flat(wanted)
-    free = CHANGEABLE_FIELDS if fixed_schedule else CHANGEABLE_FIELDS | SCHEDULE_FIELDS
-    changed = [key for key in old if key not in free and old[key] != new[key]]
-    return [f"{key}: {old[key]} -> {new[key]}" for key in changed]
+def differences(first: Config, second: Config) -> dict[str, tuple[Any, Any]]:
+    """Return the fields in which two configurations differ, by their dotted names, with both plain values."""
+    before, after = flat(first), flat(second)
+    return {key: (before[key], after[key]) for key in before if before[key] != after[key]}
 
 
 def _read_yaml(name: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ changed or deleted; the files are read as a stream, without a second copy. Messa
 which may contain credentials.
 """
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from logging import CRITICAL
@@ -17,7 +16,7 @@ from pydantic import BaseModel
 from lmtrain.data.local import SPLIT_NAMES, column_rows, row_lines
 from lmtrain.data.splits import Text
 from lmtrain.errors import LmtrainError
-from lmtrain.system.messages import bar_disabled, has_columns, log
+from lmtrain.system.messages import log, shows_bars
 
 _BATCH = 1024
 _CARD = "README.md"
@@ -88,14 +87,14 @@ def fetch(dataset: str, subset: str | None, revision: str | None, text_column: s
 
 
 def _silence_libraries() -> None:
-    """Silence the libraries' log lines, which quote addresses, and their progress bars as `bar_disabled` does."""
+    """Silence the libraries' log lines, which quote addresses, and their progress bars unless `shows_bars`."""
     import datasets
     from huggingface_hub.utils import logging
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     datasets.logging.set_verbosity(CRITICAL)
     logging.set_verbosity(CRITICAL)
-    if bar_disabled() or not has_columns(sys.stderr):
+    if not shows_bars():
         datasets.disable_progress_bars()
         disable_progress_bars()
 

@@ -15,7 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 from lmtrain.errors import LmtrainError
-from lmtrain.system.messages import bar_disabled, log
+from lmtrain.system.messages import log, shows_bars
 
 _HEADING = re.compile(r" ?= [^=\s](?:.*[^=\s])? = ?")
 _WORD = re.compile(r"\S+")
@@ -53,7 +53,7 @@ def write_split(folder: Path, split: str, lines: Lines, label: str) -> dict[str,
     first_text = heading = -1
     after_blank = True
     with (folder / f"{split}.txt").open("wb", buffering=1 << 20) as file:
-        bar = tqdm(lines, desc=split, unit=" lines", unit_scale=True, disable=bar_disabled(), delay=0.5)
+        bar = tqdm(lines, desc=split, unit=" lines", unit_scale=True, disable=not shows_bars(), delay=0.5)
         for number, (text, starts_document) in enumerate(bar):
             size += file.write(text.encode() + b"\n")
             line_words = _count_words(text)

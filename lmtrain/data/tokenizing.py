@@ -21,7 +21,7 @@ from lmtrain.data.tokenizer_choice import beginning, resolve
 from lmtrain.data.tokens import FORMAT, Split, TokenStore, open_store, store_of, words_and_line_ends
 from lmtrain.storage.files import new_folder, read_errors, write_errors
 from lmtrain.storage.run_folder import TOKENIZER
-from lmtrain.system.messages import bar_disabled, log
+from lmtrain.system.messages import log, shows_bars
 
 _BATCH = 512
 """Lines that are encoded at once, by the tokenizers library on all cores."""
@@ -141,7 +141,7 @@ def _lines(corpus: Corpus, split: str, purpose: str) -> Iterable[str]:
     """The lines of a split, each with its line end; with a progress bar of this name."""
     total = corpus.splits[split]["lines"]
     lines = lines_of(corpus.folder / f"{split}.txt")
-    return tqdm(lines, desc=purpose, total=total, unit=" lines", disable=bar_disabled())
+    return tqdm(lines, desc=purpose, total=total, unit=" lines", disable=not shows_bars())
 
 
 def _sample(lines: Iterable[str], share: float) -> Iterator[str]:

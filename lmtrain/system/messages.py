@@ -8,7 +8,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO
+from typing import Any
 
 _JOINERS = "\u200c\u200d"
 """Invisible, and required by some scripts and emoji."""
@@ -43,17 +43,13 @@ def log_level(level: int) -> Iterator[None]:
         log.setLevel(before)
 
 
-def bar_disabled() -> bool | None:
-    """Return tqdm's `disable`: True if not even INFO is reported; else None, which shows a bar on a terminal only."""
-    return None if log.isEnabledFor(logging.INFO) else True
-
-
-def has_columns(stream: TextIO) -> bool:
-    """Whether `stream` is a terminal that reports its width; without a width, a bar would be empty."""
+def shows_bars() -> bool:
+    """Whether to show progress bars: INFO is reported, and stderr is a terminal with a width, for a bar to fill."""
     try:
-        return stream.isatty() and os.get_terminal_size(stream.fileno()).columns > 0
+        is_wide = sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).columns > 0
     except (AttributeError, OSError):  # an object of the program, such as one that also writes to a file
         return False
+    return is_wide and log.isEnabledFor(logging.INFO)
 
 
 def escaped(message: str) -> str:

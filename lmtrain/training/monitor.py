@@ -8,7 +8,6 @@ import json
 import math
 import os
 import re
-import sys
 import time
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -20,7 +19,7 @@ from lmtrain.evaluation.perplexity import readable
 from lmtrain.storage.files import write_errors
 from lmtrain.storage.run_folder import METRICS, Status, write_state
 from lmtrain.system import disk
-from lmtrain.system.messages import bar_disabled, escaped, has_columns, log
+from lmtrain.system.messages import escaped, log, shows_bars
 
 CHARTS = {
     ("train", "loss"): "loss/train",
@@ -95,7 +94,7 @@ class RunMonitor(Monitor):
         self._first: tuple[float, float] | None = None
         self._last_line = -math.inf
         self._bar: tqdm[Any] | None = None
-        if not bar_disabled() and has_columns(sys.stderr):
+        if shows_bars():
             self._bar = tqdm(
                 total=1.0,
                 initial=progress,

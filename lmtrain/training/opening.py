@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from lmtrain.config.loader import identity_difference, load
-from lmtrain.config.schema import Config
+from lmtrain.config.loader import differences, load
+from lmtrain.config.schema import CHANGEABLE_FIELDS, SCHEDULE_FIELDS, Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.storage import run_checkpoints, run_folder
@@ -116,7 +116,8 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, last: Check
     info = read_info(last)
     stored = run_folder.run_config(run_dir)
     fixed_schedule = info.schedule is None or stored.train.max_minutes is not None
-    changed = identity_difference(stored, config, fixed_schedule=fixed_schedule)
+    free = CHANGEABLE_FIELDS if fixed_schedule else CHANGEABLE_FIELDS | SCHEDULE_FIELDS
+    changed = [f"{key}: {old} -> {new}" for key, (old, new) in differences(stored, config).items() if key not in free]
     if changed:
         raise LmtrainError(
             f"{run_dir} was started with another configuration ({'; '.join(changed)}): "

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from lmtrain.config.loader import flat
+from lmtrain.config.loader import differences
 from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
@@ -89,8 +89,7 @@ def _best_weights(
             f"{field}={run_dir} has another tokenizer, and so another vocabulary: give "
             f"tokenizer.file={run_dir / TOKENIZER}"
         )
-    theirs, ours = flat(weights.config), flat(config)
-    for name in sorted(f"model.{name}" for name in same):
-        if theirs[name] != ours[name]:
-            raise LmtrainError(f"{field}={run_dir} has {name}={theirs[name]}, and this run {ours[name]}: use the same")
+    for name, (theirs, ours) in differences(weights.config, config).items():
+        if name in {f"model.{name}" for name in same}:
+            raise LmtrainError(f"{field}={run_dir} has {name}={theirs}, and this run {ours}: use the same")
     return weights

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from lmtrain.config.automatic import MINUTES, automatic
-from lmtrain.config.loader import ConfigSource, flat, load, load_fields, override_value, overrides_of
+from lmtrain.config.loader import ConfigSource, differences, load, load_fields, override_value, overrides_of
 from lmtrain.config.schema import RUN_NAME, Config, DataConfig, TokenizerConfig
 from lmtrain.config.train import BUDGETS
 from lmtrain.data.sources import local_path
@@ -175,9 +175,8 @@ def _store_hash(run_dir: Path) -> str | None:
 
 def changed_fields(config: Config) -> list[str]:
     """Return the tokenizer, model and train fields that differ from the defaults, as overrides."""
-    defaults = flat(Config())
     return [
         f"{key}={override_value(value)}"
-        for key, value in flat(config).items()
-        if key.startswith(("tokenizer.", "model.", "train.")) and value != defaults[key]
+        for key, (_, value) in differences(Config(), config).items()
+        if key.startswith(("tokenizer.", "model.", "train."))
     ]

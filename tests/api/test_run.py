@@ -16,7 +16,7 @@ import lmtrain as library
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.generation.options import Options
 from lmtrain.system.messages import log_level
-from tests.helpers import TINY, Lmtrain, messages
+from tests.helpers import TINY, Lmtrain, messages, terminal
 
 TEXT = "The river was small .\nIt was old .\n"
 
@@ -235,15 +235,19 @@ def test_several_runs_are_the_mean_of_their_probabilities(lmtrain: Lmtrain, work
 
 
 def test_scores_show_their_progress_only_on_request(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disabled: list[bool | None] = []
+    disabled: list[bool] = []
 
-    def bar(*, disable: bool | None, **options: Any) -> Any:
+    def bar(*, disable: bool, **options: Any) -> Any:
         disabled.append(disable)
         return tqdm(disable=True, **options)
 
     monkeypatch.setattr("lmtrain.api.run.tqdm", bar)
-    for progress in (False, True):
-        library.load("sample", progress=progress).score("The river .\n")
-    with log_level(logging.WARNING):
-        library.load("sample", progress=True).score("The river .\n")
-    assert disabled == [True, None, True]  # None: on a terminal
+    for columns, progress, level in (
+        (80, False, logging.INFO),
+        (80, True, logging.INFO),
+        (80, True, logging.WARNING),
+        (0, True, logging.INFO),
+    ):
+        with terminal(monkeypatch, columns), log_level(level):
+            library.load("sample", progress=progress).score("The river .\n")
+    assert disabled == [True, False, True, True]

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import lmtrain
-from lmtrain.config.loader import identity_difference
+from lmtrain.config.loader import differences
+from lmtrain.config.schema import CHANGEABLE_FIELDS, SCHEDULE_FIELDS
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.training.loop import fit
 from lmtrain.training.plan import plan_run, prepare
@@ -42,7 +43,7 @@ def test_a_stored_run_can_be_resumed(name: str, folder: Path) -> None:
     stored = checkpoint.load(run_checkpoints.choose(folder / "run", "last"))
     restore(state, stored)
     assert state.counters.step == stored.info["step"] == 10
-    assert identity_difference(state.config, config) == []
+    assert differences(state.config, config).keys() <= CHANGEABLE_FIELDS | SCHEDULE_FIELDS
     assert state.ema is not None
     nats = [float(take_step(state, 0.01)[0]) for _ in range(40)]
     assert state.counters.step == 50

@@ -1,18 +1,11 @@
 """The monitor: the contents of metrics.jsonl and of TensorBoard (read by TensorBoard itself), and stderr."""
 
-import fcntl
 import html
 import io
 import logging
 import math
-import os
-import pty
 import re
-import struct
 import sys
-import termios
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +21,7 @@ from lmtrain.generation.options import Options
 from lmtrain.system.messages import log, log_level
 from lmtrain.training.monitor import Monitor, RunMonitor, literal, table
 from lmtrain.training.validation import evaluating, show_samples
+from tests.helpers import terminal
 from tests.training.helpers import events, metrics, start
 
 
@@ -180,26 +174,6 @@ def test_quiet_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         reports.record(1, "train", {"loss": 2.0})
         reports.close()
     assert capsys.readouterr().err == ""
-
-
-@contextmanager
-def terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> Iterator[Callable[[], str]]:
-    """A terminal as stderr; yields a function that closes it and returns what was printed."""
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    with os.fdopen(slave, "w", encoding="utf-8") as stream, monkeypatch.context() as patch:
-        patch.setattr(sys, "stderr", stream)
-
-        def printed() -> str:
-            stream.close()
-            shown = b""
-            with suppress(OSError):  # Linux's answer when everything has been read
-                while part := os.read(master, 1 << 16):
-                    shown += part
-            return shown.decode()
-
-        yield printed
-    os.close(master)
 
 
 def test_on_a_terminal_there_is_a_bar_with_the_share_of_the_budget(
