@@ -4,18 +4,15 @@ Sample g of a run is the same window whatever the number of processes, the micro
 resumed. A window is a training sequence. Shapes: B samples in a batch, T tokens in a window (`context`).
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from lmtrain.errors import LmtrainError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Mode = Literal["causal", "windowed"]
 
@@ -106,8 +103,6 @@ class SampleOrder:
 
         causal: inputs (B, T) and targets (B, T), shifted by one. windowed: inputs (B, T) and the token after each (B,).
         """
-        import torch
-
         windows = np.lib.stride_tricks.sliding_window_view(ids, self.context + 1)[self.starts(first, count)]
         tokens = torch.from_numpy(windows.astype(np.int64))  # (B, T + 1)
         targets = tokens[:, 1:] if self.mode == "causal" else tokens[:, -1]

@@ -17,9 +17,6 @@ class Embedding(nn.Embedding):
     rounded differently in each run.
     """
 
-    def __init__(self, entries: int, width: int) -> None:
-        super().__init__(entries, width)
-
     def forward(self, ids: Tensor) -> Tensor:
         """(...) int64 -> (..., E)."""
         if torch.compiler.is_compiling() and self.weight.device.type == "cpu":

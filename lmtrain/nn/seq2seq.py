@@ -54,7 +54,8 @@ class Seq2Seq(nn.Module):
         inputs, labels, real = shift(target, lengths, self.sizes)
         if sampling:
             with torch.no_grad():
-                predicted = sample(self._predict(inputs, memory, source, valid))
+                probabilities = self._predict(inputs, memory, source, valid).exp()
+                predicted = torch.multinomial(probabilities.flatten(0, 1), 1).view_as(inputs)
             inputs = mix(inputs, predicted, sampling)
         if not guided:
             return mean_nats(self._predict(inputs, memory, source, valid), labels, real)
@@ -117,19 +118,6 @@ def mix(inputs: Tensor, predicted: Tensor, probability: float) -> Tensor:
         raise ValueError(f"probability={probability} must lie between 0 and 1")
     chosen = torch.rand(inputs.shape, device=inputs.device) < probability  # rand < 1: at 1 all, at 0 none
     return torch.where(chosen, torch.cat((inputs[:, :1], predicted[:, :-1]), dim=1), inputs)
-
-
-def sample(logits: Tensor) -> Tensor:
-    """Sample a token from each distribution softmax(logits): (..., V) -> (...) int64, by torch's default generator.
-
-    One uniform number per distribution is searched in its cumulative sum, in float64; noise for every word (the
-    Gumbel-max trick) would cost many times the softmax on a CPU. A token of probability zero is never sampled.
-    """
-    cumulative = logits.softmax(-1, dtype=torch.float32).cumsum(-1, dtype=torch.float64)
-    total = cumulative[..., -1:]
-    uniform = torch.rand(total.shape, dtype=torch.float64, device=logits.device) * total
-    uniform = torch.minimum(uniform, total.nextafter(torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, uniform, right=True).squeeze(-1)
 
 
 def mean_nats(log_probs: Tensor, labels: Tensor, real: Tensor) -> Tensor:

@@ -207,8 +207,8 @@ def test_truncated_and_changed_files_are_rejected(name: str, tmp_path: Path) -> 
             open_store(path.parent)
 
 
-def test_importing_the_package_loads_no_large_library() -> None:
-    code = "import sys; from lmtrain.data import order, tokens, corpus, hub; "
+def test_downloading_and_tokenizing_load_no_large_library() -> None:
+    code = "import sys; from lmtrain.data import corpus, hub, tokenizing, tokens; "
     code += "print({'torch', 'datasets', 'pyarrow'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -1,9 +1,9 @@
-"""Scheduled sampling: which inputs are replaced, by what, and that samples follow their distribution."""
+"""Scheduled sampling: which inputs are replaced, and by what."""
 
 import pytest
 import torch
 
-from lmtrain.nn.seq2seq import mix, sample
+from lmtrain.nn.seq2seq import mix
 
 GOLD = torch.arange(12).view(3, 4)
 PREDICTED = GOLD + 101
@@ -28,21 +28,3 @@ def test_each_place_is_replaced_independently_at_the_rate() -> None:
         both = (sampled[:, 1:] * sampled[:, :-1]).mean().item()
         assert both == pytest.approx(probability**2, abs=0.01)
         assert (sampled[1:] * sampled[:-1]).mean().item() == pytest.approx(probability**2, abs=0.01)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_samples_follow_the_softmax(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    logits = torch.tensor([2.0, 0.0, -1.0, 1.5, -float("inf"), -3.0], dtype=dtype)
-    count = 40_000
-    sampled = sample(logits.expand(count, 6)).bincount(minlength=6).double()
-    expected = logits.double().softmax(-1) * count
-    assert sampled[4] == 0
-    seen = expected > 0
-    chi_square = ((sampled - expected)[seen] ** 2 / expected[seen]).sum().item()
-    assert chi_square < 18.5  # 4 degrees of freedom: above with a probability of 0.1 %
-    assert (sampled.roll(1) - expected)[seen].square().sum() > 1e6  # the test can fail
-    pairs = sample(torch.zeros(20_000, 2, 2, dtype=dtype, requires_grad=True))
-    assert (pairs.shape, pairs.dtype) == ((20_000, 2), torch.long)
-    pairs = pairs.float()
-    assert (pairs[:, 0] * pairs[:, 1]).mean().item() == pytest.approx(0.25, abs=0.015)
