@@ -267,6 +267,9 @@ def test_only_the_first_argument_may_be_a_text() -> None:
             ["train.schedule=wsd", "train.warmup=0.5", "train.decay=0.6"],
             r"train.warmup=0.5 and train.decay=0.6 are together more than the whole run, .* lower one of them",
         ),
+        (["model.position=sinusoidal", "model.dim=7", "model.heads=1"], "sinusoidal needs an even model.dim, not 7"),
+        (["tokenizer.eos_token=</s>"], "tokenizer.eos_token is a token of tokenizer.file: give the file"),
+        (["train.warmup=1", "train.max_minutes=1"], r"train.warmup=1 is a number of steps, .* follows the clock"),
     ],
 )
 def test_a_contradiction_is_named(overrides: list[str], message: str) -> None:

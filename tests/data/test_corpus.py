@@ -359,3 +359,28 @@ def test_what_a_killed_process_left_is_deleted_at_the_next_start(tmp_path: Path,
     assert download(data) == corpus
     assert [path.name for path in tmp_path.iterdir()] == [corpus.folder.name]
     assert notes == []
+
+
+def test_a_file_and_a_folder_with_only_that_file_are_two_sources(load: Importer, tmp_path: Path) -> None:
+    text = "".join(f"line {number}\n" for number in range(40))
+    (tmp_path / "train").mkdir()
+    file = write(tmp_path / "train.txt", text)
+    write(tmp_path / "train" / "train.txt", text)
+    assert list(load(file).splits) == ["train", "valid", "test"]
+    assert list(load(tmp_path / "train").splits) == ["train", "valid"]
+
+
+def test_a_source_may_begin_with_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "book.txt", "a b c d\n" * 40)
+    assert find_source(DataConfig(source="~/book.txt")).folder.startswith("book-")
+
+
+def test_the_column_of_a_table_makes_another_corpus_and_that_of_plain_text_does_not(tmp_path: Path) -> None:
+    table = write(tmp_path / "table.csv", "text,title\na,b\n")
+    plain = write(tmp_path / "plain.txt", "a\n")
+    folders = [
+        [find_source(DataConfig(source=str(source), text_column=column)).folder for column in ("text", "title")]
+        for source in (table, plain)
+    ]
+    assert [len(set(names)) for names in folders] == [2, 1]

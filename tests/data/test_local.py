@@ -221,3 +221,22 @@ def test_a_small_parquet_file_is_read_in_little_memory(tmp_path: Path, with_type
     repeated(path, row, 200, with_type=with_type)
     with limited_memory(256 << 20):
         assert sum(len(text) == len(row) for text, _ in local.read_lines([path], "text")) == 200
+
+
+def test_a_long_field_of_a_table_is_read(tmp_path: Path) -> None:
+    csv.field_size_limit(131_072)  # Python's own, which other tests may have raised
+    text = "a " * 100_000
+    assert read(write(tmp_path / "a.csv", f"text\n{text}\n")) == [(text, True)]
+
+
+def test_compressed_shards_are_no_documents(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"a-{n}-of-2.txt.gz", gzip.compress(b"one\ntwo\n")) for n in (0, 1)]
+    assert not any(start for _, start in read(*paths))
+
+
+def test_the_ending_of_a_compression_may_be_in_capitals(tmp_path: Path) -> None:
+    assert read(write(tmp_path / "TRAIN.TXT.GZ", gzip.compress(b"a\n"))) == [("a", False)]
+
+
+def test_a_text_has_no_byte_order_mark() -> None:
+    assert list(local.text_lines("\ufeffa\n")) == [("a", False)]

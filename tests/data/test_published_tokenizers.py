@@ -214,3 +214,10 @@ def test_words_that_a_vocabulary_without_an_unknown_token_lacks_are_an_error(tmp
     path.write_text(json.dumps(document))
     with pytest.raises(LmtrainError, match="the tokenizer can't encode the text: WordLevel error: Missing"):
         Tokenizer.load(path, "[EOS]").encode("the absent words")
+
+
+def test_a_tokenizer_that_loses_text_has_no_floor(tmp_path: Path) -> None:
+    floor = {"train": {"word_perplexity": 3.0, "nats": 1.0, "tokens": 1}}
+    corpus = make_corpus(tmp_path / "sample", {"train": [["The Cat"]]}, floor=floor)
+    lossy, lossless = (tokenize(corpus, TokenizerConfig(file=write(tmp_path, name))) for name in ("bert", "gpt2"))
+    assert (lossy.split("train").floor, lossless.split("train").floor) == (None, 3.0)

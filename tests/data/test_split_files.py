@@ -161,6 +161,7 @@ def test_a_folder_with_many_names_is_read_once(tmp_path: Path) -> None:
             "several files for its train split, a-train.txt and b",
         ),
         ("train.txt train_1.txt", "several files for its train split"),
+        ("train_1.txt train_2.jsonl", "several files for its train split"),
         ("train-1.txt train_1.txt train-2.txt", "several files for its train split, train-1.txt and train-2.txt and"),
         ("train.txt train.jsonl", r"several files for its train split, train\.jsonl and train\.txt"),
         ("train.txt train/a.txt", r"its train split in two places, train\.txt and train/"),

@@ -7,7 +7,7 @@ import pytest
 
 from lmtrain.config.schema import DataConfig, TokenizerConfig
 from lmtrain.data.corpus import download
-from lmtrain.data.tokenizer_choice import fitting_size, of_store, resolve
+from lmtrain.data.tokenizer_choice import beginning, fitting_size, of_store, resolve
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.errors import LmtrainError
 from tests.data.helpers import CONFIGS, make_corpus
@@ -91,3 +91,7 @@ def test_unknown_words_are_named_for_each_split(tmp_path: Path, notes: list[str]
     assert notes[-1] == (
         "the tokenizer does not know all words: <unk> replaces 33.3% (train), 20% (valid), 0% (test) of the tokens"
     )
+
+
+def test_the_beginning_of_a_text_ends_before_a_character_that_is_cut(tmp_path: Path) -> None:
+    assert beginning(make_corpus(tmp_path / "tiny", {"train": [["é" * 10]]}), 5) == "éé"

@@ -212,3 +212,14 @@ def test_downloading_and_tokenizing_load_no_large_library() -> None:
     code += "print({'torch', 'datasets', 'pyarrow'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_a_store_that_can_not_be_read_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make_store(tmp_path)
+
+    def unreadable(*_: object) -> None:
+        raise UnreadableError("Permission denied")
+
+    monkeypatch.setattr(tokens_module, "verify", unreadable)
+    with pytest.raises(UnreadableError):
+        find_store(tmp_path, store.sha256)

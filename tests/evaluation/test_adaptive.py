@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.config.schema import EvalConfig, ModelConfig
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.evaluation import adaptive
 from lmtrain.evaluation.adaptive import (
     EPS,
@@ -417,3 +417,16 @@ def test_running_out_of_memory_names_the_remedy(
     remedy = "lower eval.batch_size or, with --cache, lower eval.cache_window"
     assert done.err.endswith(f"lmtrain: out of memory: {remedy}\n")
     assert "out of memory: leave --dynamic out, or use --device cpu" in lmtrain("eval", "--dynamic", "--limit", "9").err
+
+
+def test_the_rms_of_gradients_is_measured_on_a_part_of_a_long_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adaptive, "RMS_TOKENS", 100)
+    monkeypatch.setattr(adaptive, "TOKENS_PER_GRADIENT", 2 * CONTEXT)
+    seen: list[int] = []
+    gradient_rms(tiny_model(), TRAIN, device=torch.device("cpu"), precision="fp32", advance=seen.append)
+    assert seen == [2 * CONTEXT] * 6
+
+
+def test_dynamic_evaluation_needs_the_range_of_gradients() -> None:
+    with pytest.raises(UsageError, match=r"--dynamic needs gradients, for which fp16 .*: use fp32 or bf16$"):
+        adaptable(tiny_model(), "fp16")
