@@ -23,3 +23,10 @@ def test_the_page_lists_every_recipe() -> None:
     page = PAGE.read_text()
     for recipe in PAGE.parent.glob("*.yaml"):
         assert f"`{recipe.name}`" in page
+
+
+def test_types_are_written_in_words() -> None:
+    types = {field.name: field.type for field in fields()}
+    assert types["train.sample_prompts"] == "list of text"
+    assert types["train.compile"] == "auto | true | false"
+    assert (types["train.micro_batch"], types["run.dir"], types["train.lr"]) == ("int", "path", "float")

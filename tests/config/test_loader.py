@@ -319,3 +319,21 @@ def test_missing_file_and_empty_file(tmp_path: Path) -> None:
         config.load(tmp_path, environment={})
     (tmp_path / "empty.yaml").touch()
     assert config.load(tmp_path / "empty.yaml", environment={}) == Config()
+
+
+def test_a_file_takes_precedence_over_the_recipe_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = config.load(Path("quickstart"), [], {})
+    Path("quickstart").write_text("model: {dim: 64}")
+    assert config.load(Path("quickstart"), [], {}).model.dim == 64 != recipe.model.dim
+
+
+def test_only_a_stored_configuration_has_its_open_vocabulary_size_written_out() -> None:
+    sections = {"tokenizer": {"kind": "bpe"}}
+    assert config.load(sections, [], {}).tokenizer.vocab_size is None
+    assert config.load(sections, [], {}, stored=True).tokenizer.vocab_size == 16_384
+
+
+def test_a_field_of_what_is_no_section_is_named() -> None:
+    with pytest.raises(UsageError, match=r"^override model\.dim: model is not a section$"):
+        config.load({"model": 5}, ["model.dim=3"], {})  # type: ignore[dict-item]
