@@ -82,15 +82,14 @@ def set_aside(damaged: Damaged) -> None:
 
 def best_first(run_dir: Path, until: int | None = None) -> list[Path]:
     """Return the checkpoint folders up to step `until`, the best score first (ties: the oldest first), then those
-    without a score, newest first. A checkpoint with a damaged manifest, which may be the best, comes before all others.
+    without a score, newest first. A checkpoint with a damaged or unreadable manifest, which may be the best, comes
+    before all others.
     """
     ranked = []
     for folder in folders(run_dir, until):
         step = step_of(folder)
         try:
             score = parse_manifest(folder, FORMAT).get("score")
-        except UnreadableError:
-            raise
         except LmtrainError:
             ranked.append((-math.inf, -step, folder))
             continue

@@ -111,7 +111,7 @@ def _schedule(train: TrainConfig, progress: float, warmup: float) -> float:
     `cosine` decays to `final_lr` along half a cosine (Loshchilov & Hutter, 2017), `linear` decays to it linearly, `wsd`
     is constant and decays linearly over the last `decay` (Hu et al., 2024), and `constant` stays constant.
     """
-    rest = min(1.0, (progress - warmup) / (1.0 - warmup))
+    rest = (progress - warmup) / (1.0 - warmup)
     if train.schedule == "cosine":
         return train.final_lr + (1.0 - train.final_lr) * 0.5 * (1.0 + math.cos(math.pi * rest))
     if train.schedule == "linear":

@@ -251,3 +251,16 @@ def test_scores_show_their_progress_only_on_request(workdir: Path, monkeypatch: 
         with terminal(monkeypatch, columns), log_level(level):
             library.load("sample", progress=progress).score("The river .\n")
     assert disabled == [True, False, True, True]
+
+
+def test_a_configuration_may_be_named_by_a_text(workdir: Path) -> None:
+    config = str(workdir / "runs/sample/config.yaml")
+    run = library.train("train.steps=2", "run.name=named", config=config, quiet=True)
+    assert (run.folder, run.step) == (Path("runs/named"), 2)
+
+
+def test_a_trained_run_is_loaded_on_the_device_of_its_training(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("lmtrain.api.train.load", lambda run, device="auto": asked.append(device))
+    library.train(config=library.load("sample").config, quiet=True)
+    assert asked == ["cpu"]

@@ -168,3 +168,20 @@ def test_folders_whose_names_have_no_step_are_not_checkpoints(tmp_path: Path) ->
     for which in ("²", "9" * 5_000, "-1", ""):
         with pytest.raises(LmtrainError, match="neither best, last nor a step number"):
             run_checkpoints.choose(tmp_path, which)
+
+
+def test_damaged_checkpoints_of_one_step_get_names_of_their_own(tmp_path: Path) -> None:
+    for _ in range(3):
+        folder = tmp_path / "step-00000001"
+        folder.mkdir()
+        run_checkpoints.set_aside([(folder, LmtrainError("damaged"))])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"step-00000001.damaged{n}" for n in ("", 2, 3)]
+
+
+def test_a_path_is_found_before_a_run_of_that_name(
+    tmp_path: Path, tiny: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in ("book", "runs/book"):
+        run_folder.create_run(Path(path), tiny)
+    assert run_folder.find_run(Path("book"), Path("runs")) == Path("book")

@@ -3,6 +3,8 @@
 import errno
 import importlib.util
 import io
+import logging
+import re
 import shutil
 import signal
 import subprocess
@@ -10,6 +12,7 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
@@ -18,10 +21,10 @@ from torch.torch_version import TorchVersion
 
 from lmtrain.errors import LmtrainError
 from lmtrain.system import device as devices
-from lmtrain.system import signals
+from lmtrain.system import distributed, signals
 from lmtrain.system.device import choose_device, choose_precision, missing_to_compile
-from lmtrain.system.machine import explain_out_of_memory, peak_flops
-from lmtrain.system.messages import log
+from lmtrain.system.machine import explain_out_of_memory, installed_bytes, peak_flops
+from lmtrain.system.messages import log, log_level
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import Interrupted, catch_stop_signals
 from tests.helpers import default_interrupts
@@ -172,3 +175,55 @@ def test_a_level_that_is_set_before_the_first_import_is_kept() -> None:
     then = "from lmtrain.system.messages import log; log.info('an info'); log.warning('a warning')"
     done = subprocess.run([sys.executable, "-c", f"{first}; {then}"], check=True, capture_output=True)
     assert done.stderr == b"a warning\n"
+
+
+def test_the_peak_is_that_of_the_fastest_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 4.0, 10.0, 12.0, 20.0, 28.0, 30.0, 33.0])
+    monkeypatch.setattr("lmtrain.system.machine.time", SimpleNamespace(perf_counter=lambda: next(times)))
+    monkeypatch.setattr(torch, "mm", lambda *_: None)
+    assert peak_flops(torch.device("cpu"), "fp32") == 2 * 1536**3 / 2.0
+
+
+def test_the_memory_is_all_that_is_installed() -> None:
+    (total,) = re.findall(r"MemTotal: +(\d+) kB", Path("/proc/meminfo").read_text())
+    assert installed_bytes(torch.device("cpu")) == 1024 * int(total)
+
+
+def test_a_background_job_keeps_ignoring_ctrl_c() -> None:
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from lmtrain.system import signals; "
+        "signals.install(); signal.raise_signal(signal.SIGINT); print('not interrupted')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "not interrupted\n")
+
+
+def test_messages_are_not_repeated_by_the_root_logger(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.StreamHandler(sys.stderr)])
+    log.warning("once")
+    assert capsys.readouterr().err == "once\n"
+
+
+def test_a_level_inside_another_does_not_lower_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with log_level(logging.ERROR), log_level(logging.WARNING):
+        log.warning("a warning")
+    assert capsys.readouterr().err == ""
+
+
+def test_bf16_of_an_arm_processor_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda path: "processor\t: 0\nFeatures\t: fp asimd bf16\n")
+    assert choose_precision("auto", torch.device("cpu")) == "bf16"
+
+
+def test_each_process_of_a_node_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    distributed._set_cuda_device()
+    assert chosen == [1]
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(LmtrainError, match="has 2: start 2 processes per node"):
+        distributed._set_cuda_device()

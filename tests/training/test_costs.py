@@ -198,3 +198,8 @@ def test_a_dry_run_has_all_figures(
     assert estimate["tokens"] == 64 * expected
     assert estimate["epochs"] == pytest.approx(expected * 4 / found["windows_per_epoch"])
     assert estimate["device_memory_bytes"] > found["memory_bytes"]["total"]
+
+
+def test_averaged_weights_take_as_much_memory_as_the_weights(tiny: Config) -> None:
+    found = [memory_estimate(change(tiny, train__ema=ema), 500, "fp32") for ema in (0.9, None)]
+    assert [each["averaged weights"] for each in found] == [found[0]["weights"], 0]

@@ -24,7 +24,7 @@ from lmtrain.training.meter import Meter
 from lmtrain.training.monitor import RunMonitor
 from lmtrain.training.optimizers import optimizer_tensors, update_ema
 from lmtrain.training.saving import CheckpointSaver
-from lmtrain.training.train_state import TrainState, new_state
+from lmtrain.training.train_state import StepStatistics, TrainState, new_state
 from lmtrain.training.validation import evaluate_step
 from tests.helpers import choices, flip_bit
 from tests.training.helpers import (
@@ -414,3 +414,48 @@ def test_a_step_on_cuda_never_waits_for_the_device(tiny: Config, optimizer: str)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert state.statistics.sums[2] == 2  # both steps were taken
+
+
+def test_the_rates_of_a_resumed_run_are_those_since_then(
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of steps of a second; the third one is followed by a pause and a signal."""
+    now = 0.0
+
+    def step(state: TrainState, lr: float) -> None:
+        nonlocal now
+        now += 1.0
+        train_step(state, lr)
+        if state.counters.step == 3 and now < 10:
+            now += 100.0
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("lmtrain.training.meter.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(loop, "train_step", step)
+    for _ in range(2):
+        run(change(tiny, train__log_steps=2), tmp_path)
+    rates = [row["tokens_per_second"] for row in metrics(tmp_path) if row["kind"] == "train" and row["step"] > 3]
+    assert len(rates) > 1
+    assert rates == pytest.approx([64] * len(rates))
+
+
+def test_an_equal_score_is_no_new_best(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def count(state: TrainState, lr: float) -> None:
+        state.counters.step += 1
+
+    monkeypatch.setattr(loop, "train_step", count)
+    outcome, _ = run(change(tiny, train__steps=100, train__eval_steps=2, train__patience=3), tmp_path)
+    assert (outcome.status, outcome.step, outcome.best_step) == ("stopped early", 8, 2)
+
+
+def test_the_first_step_is_logged(tiny: Config, tmp_path: Path) -> None:
+    run(change(tiny, train__steps=3, train__log_steps=1000), tmp_path)
+    assert [row["step"] for row in metrics(tmp_path) if row["kind"] == "train"] == [1]
+
+
+def test_a_step_whose_loss_is_not_finite_is_not_in_the_mean() -> None:
+    """Its gradient may be finite nevertheless."""
+    statistics = StepStatistics(torch.device("cpu"))
+    for loss in (torch.inf, 2.0):
+        statistics.add(torch.tensor(loss), torch.tensor(1.0), torch.tensor(False))
+    assert statistics.sums.tolist() == [2.0, 1.0, 1.0]

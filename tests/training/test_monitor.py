@@ -4,6 +4,7 @@ import html
 import io
 import logging
 import math
+import os
 import re
 import sys
 from pathlib import Path
@@ -231,3 +232,14 @@ def test_samples_are_the_same_each_time(tiny: Config, store: TokenStore) -> None
     assert shown[:2] == shown[2:]
     (greedy,) = complete(state.model, store.tokenizer, ["The"], Options(max_tokens=tiny.train.sample_tokens))
     assert not shown[0].endswith(literal(greedy.completions[0].text))
+
+
+def test_flushed_metrics_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint counts them, and may be on the disk before them otherwise."""
+    synced: list[Path] = []
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(Path(f"/proc/self/fd/{number}").readlink()))
+    reports = monitor(tmp_path)
+    reports.record(1, "train", {"loss": 2.0})
+    reports.flush()
+    assert tmp_path / "metrics.jsonl" in synced
+    reports.close()

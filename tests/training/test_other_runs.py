@@ -68,7 +68,15 @@ def test_a_resumed_run_does_not_need_its_base(
     assert last_hash(tmp_path / "parts") == last_hash(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("fields", [{"model__context": 24}, {"model__dropout": 0.0}, {"train__optimizer": "muon"}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model__context": 24},
+        {"model__dropout": 0.0, "model__attention_dropout": 0.05, "model__input_dropout": 0.05},
+        {"model__output_dropout": 0.05},
+        {"train__optimizer": "muon"},
+    ],
+)
 def test_fields_that_do_not_affect_the_weights_may_differ(
     continued: Config, base: Path, fields: dict[str, Any]
 ) -> None:

@@ -10,8 +10,10 @@ import pytest
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.training import profiling
+from lmtrain.training.costs import step_flops
 from lmtrain.training.profiling import PARTS, profile_steps, profile_text
 from tests.helpers import TINY, Lmtrain
+from tests.training.helpers import start
 
 STEPS = 2
 
@@ -56,3 +58,21 @@ def test_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
     assert shown.endswith("\n\nruns/only/profile/trace.json.gz: open it at ui.perfetto.dev\n")
     assert len(shown.splitlines()) == len(profile_text(result).splitlines()) + 2
     assert lmtrain("train", *TINY, "--quiet", "run.name=only", "train.steps=1").code == 0, "a run has its profile"
+
+
+def test_figures_are_those_of_a_step(
+    tiny: Config, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling, "OPERATORS", 1000)
+    monkeypatch.setattr(profiling, "peak_flops", lambda *_: 1e9)
+    result, state = profile_steps(tiny, store, tmp_path), start(tiny)
+    assert result["mfu"] * result["seconds"] == pytest.approx(step_flops(state.model, tiny, store) / 1e9)
+    calls = {row["name"]: row["calls"] for row in result["operators"]}
+    assert calls["aten::_fused_adamw_"] == len(state.optimizer.param_groups)
+
+
+def test_the_trace_does_not_overwrite_what_a_link_names(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "trace.json.gz").symlink_to(tmp_path / "mine")
+    profile_steps(tiny, store, tmp_path)
+    assert (tmp_path / "mine").read_text() == "mine"

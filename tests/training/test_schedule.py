@@ -10,7 +10,7 @@ from lmtrain.config.train import TrainConfig
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.training.checkpoint_info import Counters
 from lmtrain.training.continuing import steps_independent_of_budget
-from lmtrain.training.schedule import Budget, evaluation_due, learning_rate, make_budget
+from lmtrain.training.schedule import Budget, evaluation_due, learning_rate, make_budget, warmup_steps
 
 LISTS = {
     "cosine": [0.0, 0.5, 1.0, 0.86819805, 0.55, 0.23180195, 0.1],
@@ -111,3 +111,12 @@ def test_evaluations_are_spread_over_the_budget_and_do_not_take_most_of_it(
             found.append(step)
             last = step
     assert found == expected
+
+
+def test_an_evaluation_costs_no_more_than_the_whole_split() -> None:
+    config = Config(model=ModelConfig(mode="windowed"), train=TrainConfig(batch_size=1000, steps=40, eval_tokens=99999))
+    assert evaluation_due(config, 600, Counters(2, evaluated=0), 0.05, 0.0, affordable=True)
+
+
+def test_a_warmup_takes_a_step_or_more() -> None:
+    assert [warmup_steps(TrainConfig(warmup=0.01), Budget(steps, None)) for steps in (10, 20, 200)] == [1, 1, 2]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import lmtrain
 from lmtrain.__main__ import main
 from lmtrain.config.schema import Config
 from lmtrain.evaluation.perplexity import Score, evaluate
@@ -215,3 +216,10 @@ def test_signals_before_training_end_the_process(
     assert "Exception" not in seen + err
     assert not (tmp_path / "runs" / "sample" / "state.json").exists()
     assert only == signal.SIGTERM or not list(tmp_path.rglob(".tmp-*"))
+
+
+def test_ctrl_c_ends_a_program_that_trains(workdir: Path, interrupt_after: Callable[[int, int], None]) -> None:
+    interrupt_after(2, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        lmtrain.train("run.name=stopped", config=lmtrain.load("sample").config, quiet=True)
+    assert run_state(workdir / "runs/stopped")["status"] == "interrupted"
