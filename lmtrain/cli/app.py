@@ -66,6 +66,7 @@ def main() -> None:
         shown, hint = io.StringIO(), _hint(error)
         if hint:
             error.possibilities = []  # the hint replaces the parser's own guesses
+        error.message = error.message.removeprefix("Value error, ")  # of pydantic, which newer versions of typer use
         error.show(shown)
         print(with_lines(shown.getvalue() + hint), end="", file=sys.stderr)
         raise SystemExit(WRONG_USAGE) from None

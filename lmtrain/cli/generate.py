@@ -149,7 +149,9 @@ def generate(
             raw=raw,
         )
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        field, _, rest = str(error).partition("=")
+        is_field = rest and field in Options.__dataclass_fields__
+        raise UsageError(f"--{field.replace('_', '-')} {rest}" if is_field else str(error)) from None
     folders = run_folders("generate", run, config, overrides)
     trained = load(folders, checkpoint=checkpoint, weights=weights, device=device, precision=precision)
     if has_random_seed:

@@ -7,6 +7,7 @@ Later sources win: the defaults, then the YAML file, then `LMTRAIN_SECTION__FIEL
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,7 @@ def with_source(arguments: Sequence[str]) -> list[str]:
         return [*arguments]
     source, *overrides = arguments
     if source.endswith((".yaml", ".yml")) or (source in RECIPES and not Path(source).exists()):
-        raise UsageError(f"{source} is a configuration: write `-c {source}`")
+        raise UsageError(f"{source} is a configuration: write `-c {shlex.quote(source)}`")
     return [*overrides, f"data.source={json.dumps(source, ensure_ascii=False)}"]  # quoted: it may be called null
 
 

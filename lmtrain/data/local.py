@@ -9,6 +9,7 @@ import csv
 import json
 import os
 import re
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from io import TextIOWrapper
 from pathlib import Path
@@ -148,25 +149,30 @@ def _text_lines(path: Path) -> Iterator[str]:
             while line := file.readline(LONGEST_LINE + 1):
                 if len(line) > LONGEST_LINE:
                     raise LmtrainError(
-                        f"{path} has a line of over {LONGEST_LINE >> 20} MiB after line {number}: break it up"
+                        f"{path} has a line of over {LONGEST_LINE >> 20} MiB{_after(number)}: break it up"
                     )
                 if "\0" in line:
                     raise LmtrainError(
-                        f"{path} has a NUL byte after line {number}, as text in UTF-16 has, and not text in UTF-8: "
+                        f"{path} has a NUL byte{_after(number)}, as text in UTF-16 has, and not text in UTF-8: "
                         "convert it, for example with iconv -f UTF-16LE -t UTF-8"
                     )
                 number += 1
                 yield line.removesuffix("\n")
-    except UnicodeDecodeError:
+    except UnicodeDecodeError as error:
+        if number == 0 and error.object.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+            raise LmtrainError(f"{path} is text in UTF-16: convert it, with iconv -f UTF-16 -t UTF-8") from None
         raise LmtrainError(
-            f"{path} is not UTF-8 text after line {number}: convert it, for example with iconv, or export it as plain "
-            "text"
+            f"{path} is not UTF-8 text{_after(number)}: convert it, for example with iconv, or export it as plain text"
         ) from None
     except DAMAGE as error:
         reason = getattr(error, "strerror", None) or error
         raise LmtrainError(
-            f"{path} can't be read after line {number} ({reason}): make it readable, or copy it again if it is damaged"
+            f"{path} can't be read{_after(number)} ({reason}): make it readable, or copy it again if it is damaged"
         ) from error
+
+
+def _after(number: int) -> str:
+    return f" after line {number}" if number else ""
 
 
 def _json_rows(path: Path, text_column: str) -> Iterator[str]:

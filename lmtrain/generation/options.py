@@ -67,9 +67,11 @@ class Options:
         texts = max(self.beams, self.samples)
         if self.results is not None and self.results > texts:
             generated = f"{texts} texts are" if texts > 1 else "only 1 text is"
-            raise ValueError(f"results={self.results}: {generated} generated (see samples and beams)")
+            raise ValueError(
+                f"results={self.results}: {generated} generated for each prompt; lower it, or raise samples or beams"
+            )
         if not isinstance(self.stop_strings, tuple | list) or "" in self.stop_strings:
-            raise ValueError(f"stop_strings={self.stop_strings!r} must be a list of texts, none of them empty")
+            raise ValueError("stop strings must be a list of texts, none of them empty")
         try:
             "".join(self.stop_strings).encode()
         except UnicodeEncodeError:

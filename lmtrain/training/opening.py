@@ -21,6 +21,7 @@ from lmtrain.training.checkpoint_info import NEW_RUN, CheckpointInfo, read_info
 from lmtrain.training.continuing import last_common, steps_independent_of_budget
 from lmtrain.training.meter import Clock
 from lmtrain.training.monitor import Monitor, RunMonitor
+from lmtrain.training.other_runs import initial_weights
 from lmtrain.training.parallel import check_shared
 from lmtrain.training.saving import CheckpointSaver
 from lmtrain.training.schedule import Budget
@@ -76,15 +77,16 @@ def open_run(
     step, spent = info.counters.step, budget.progress(info.counters.step, info.seconds)
     log.info(f"{run_dir}: " + (f"resuming from step {step:,} ({spent:.0%} of the budget)" if step else "a new run"))
     report_plan(config, store, budget)
-    base = config.train.init_from
+    base = None if last is not None else initial_weights(config, store, processes)
     state = new_state(config, store, processes, initialize=last is None and base is None)
     report_device(state)
     if last is not None:
         restore(state, last)
         _warn_of_differences(run_dir, info, state)
     elif base is not None:
-        log.info(f"starting from the weights of {base} at step {load_initial_weights(state, base):,}")
-    del last  # it holds its files open, which then stay on the disk after they are pruned
+        log.info(f"starting from the weights of {base.run_dir} at step {base.info['step']:,}")
+        load_initial_weights(state, base)
+    del last, base  # they hold their files open, which then stay on the disk after they are pruned
     monitor = Monitor()
     progress = budget.progress(step, clock.update()) if step else 0.0  # loading took some of a budget in time
     with processes.main_first():

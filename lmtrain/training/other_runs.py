@@ -25,8 +25,8 @@ def check_other_runs(config: Config, store: TokenStore, run_dir: Path) -> None:
     is created."""
     for teacher in config.train.teacher:
         _teacher(teacher, config, store)
-    if config.train.init_from is not None and not run_checkpoints.folders(run_dir):
-        initial_weights(config.train.init_from, config, store)
+    if not run_checkpoints.folders(run_dir):
+        initial_weights(config, store)
 
 
 def load_teacher(
@@ -44,13 +44,15 @@ def load_teacher(
 
 
 def initial_weights(
-    run_dir: Path, config: Config, store: TokenStore, processes: ProcessGroup = SINGLE_PROCESS
-) -> TrainedWeights:
-    """Return the best weights of the run to start from: its averaged weights if it has them.
+    config: Config, store: TokenStore, processes: ProcessGroup = SINGLE_PROCESS
+) -> TrainedWeights | None:
+    """Return the best weights of the run `train.init_from`: its averaged weights if it has them. None: there is none.
 
-    Raises LmtrainError if there are none, or if they belong to a different model or tokenizer.
+    Raises LmtrainError if that run has no weights, or if they belong to a different model or tokenizer.
     """
-    model = config.model
+    model, run_dir = config.model, config.train.init_from
+    if run_dir is None:
+        return None
     depend_on_context = model.position == "learned" or "linformer" in model.layer_attention
     same = ModelConfig.model_fields.keys() - _MAY_DIFFER | ({"context"} if depend_on_context else set())
     return _best_weights("train.init_from", run_dir, config, store, same, processes)
@@ -80,7 +82,9 @@ def _best_weights(
 
     def best_step() -> str:
         if not is_run(run_dir):
-            raise LmtrainError(f"{field}={run_dir} is not a run folder: it has no {CONFIG}")
+            named = config.run.dir / run_dir.name
+            example = f", as in {field}={named}" if is_run(named) else ""
+            raise LmtrainError(f"{field}={run_dir} is not a run folder: it has no {CONFIG}; give its path{example}")
         return str(step_of(run_checkpoints.choose(run_dir, "best")))
 
     weights = trained_weights(run_dir, processes.on_main(best_step), "auto")

@@ -2,7 +2,6 @@
 
 import dataclasses
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from lmtrain.model.build import build_model, build_uninitialized, set_embedding,
 from lmtrain.model.cooccurrence import TOKENS, cooccurrence_embedding
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.objective import Objective
-from lmtrain.model.trained import check_default_dtype
+from lmtrain.model.trained import TrainedWeights, check_default_dtype
 from lmtrain.storage.checkpoint import Checkpoint, Tensors
 from lmtrain.system.device import choose_device, choose_precision, set_threads
 from lmtrain.system.machine import machine
@@ -26,7 +25,7 @@ from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training.checkpoint_info import CheckpointInfo, Counters, SavedCounters, read_info
 from lmtrain.training.compilation import compiled_forward
 from lmtrain.training.optimizers import AdamW, make_optimizer, optimizer_tensors
-from lmtrain.training.other_runs import initial_weights, load_teacher
+from lmtrain.training.other_runs import load_teacher
 from lmtrain.training.parallel import GradientSync, choose_strategy, distribute, with_micro_batch
 from lmtrain.training.schedule import Budget, make_budget, sample_order, schedule_length
 from lmtrain.training.sharding import copy_all
@@ -185,16 +184,14 @@ def snapshot(
     }
 
 
-def load_initial_weights(state: TrainState, base: Path) -> int:
-    """Copy the best weights of the run `base` into the model and its averaged weights. Return their step.
+def load_initial_weights(state: TrainState, base: TrainedWeights) -> None:
+    """Copy the weights of another run into the model and its averaged weights.
 
-    If the model is sharded, each process reads only its own rows. Raises LmtrainError as `initial_weights` does.
+    If the model is sharded, each process reads only its own rows.
     """
-    weights = initial_weights(base, state.config, state.store, state.processes)
-    copy_all(weights.tensors, dict(state.model.named_parameters()))
+    copy_all(base.tensors, dict(state.model.named_parameters()))
     if state.ema is not None:
-        copy_all(weights.tensors, state.ema)
-    return weights.info["step"]
+        copy_all(base.tensors, state.ema)
 
 
 def restore(state: TrainState, checkpoint: Checkpoint) -> None:

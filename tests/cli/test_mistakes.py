@@ -24,7 +24,7 @@ WRONG_USAGE = {
     "no number": (["eval", "--limit", "x"], "'--limit'"),
     "unknown precision": (["eval", "--precision", "fp12"], "'--precision'"),
     "unknown checkpoint": (["eval", "--checkpoint", "newest"], "neither best, last nor a step number"),
-    "no tokens": (["generate", "x", "-n", "0"], "max_tokens=0 must be a whole number, at least 1"),
+    "no tokens": (["generate", "x", "-n", "0"], "--max-tokens 0 must be a whole number, at least 1"),
     "fields as JSON": (["train", "--fields", "--json"], "leave --json, --config and --resume out"),
     "fields of a recipe": (["train", "--fields", "-c", "wikitext2-cpu"], "--fields prints the defaults"),
     "unknown field in a file": ([*TRAIN, "-c", "bad.yaml"], "did you mean model.dim (Width of the residual stream)?"),
@@ -39,9 +39,15 @@ WRONG_USAGE = {
     "a run to train": (["train", "--run", "w"], "run.name=NAME names a new run, and --resume RUN resumes one."),
     "more results than texts": (
         ["generate", "x", "--results", "5"],
-        "results=5: only 1 text is generated (see samples",
+        "--results 5: only 1 text is generated for each prompt; lower it, or raise samples or beams",
     ),
     "a configuration as a source": (["train", "type.yaml"], "type.yaml is a configuration: write `-c type.yaml`"),
+    "a configuration with a space": (
+        ["train", "my type.yaml"],
+        "my type.yaml is a configuration: write `-c 'my type.yaml'`",
+    ),
+    "an empty stop string": (["generate", "x", "--stop-string", ""], "must be a list of texts, none of them empty"),
+    "an unknown stop rule": (["generate", "x", "--stop", "end"], "Invalid value for '--stop': 'end' is not one of"),
     "a recipe as a source": (["train", "wikitext2-cpu"], "wikitext2-cpu is a configuration: write `-c wikitext2-cpu`"),
     "a long override first": (["download", f"data.source={'x' * 5000}", "a"], "not of the form section.field=value"),
     "a seed as a field": (

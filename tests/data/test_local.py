@@ -111,11 +111,12 @@ def test_files_with_names_of_their_own_are_documents_and_shards_are_not(tmp_path
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", b"good line\nna\xefve\n", r"a\.txt is not UTF-8 text after line 0: convert it"),
+        ("a.txt", b"good line\nna\xefve\n", r"a\.txt is not UTF-8 text: convert it"),
         ("a.txt", b"good line\n" * 10_000 + b"na\xefve\n", r"a\.txt is not UTF-8 text after line 9\d\d\d: convert it"),
-        ("a.txt", b"\xff\xfea\0b\0", r"a\.txt is not UTF-8 text after line 0"),
-        ("a.txt", "plain words\n".encode("utf-16-le"), r"a\.txt has a NUL byte after line 0, as text in UTF-16 has"),
-        ("a.txt", "plain words\n".encode("utf-16-be"), r"a\.txt has a NUL byte after line 0, as text in UTF-16 has"),
+        ("a.txt", b"\xff\xfea\0b\0", r"a\.txt is text in UTF-16: convert it, with iconv -f UTF-16 -t UTF-8$"),
+        ("a.txt", b"\xfe\xff\0a\0b", r"a\.txt is text in UTF-16: convert it"),
+        ("a.txt", "plain words\n".encode("utf-16-le"), r"a\.txt has a NUL byte, as text in UTF-16 has"),
+        ("a.txt", "plain words\n".encode("utf-16-be"), r"a\.txt has a NUL byte, as text in UTF-16 has"),
         ("a.txt", b"x\n" + b"y" * 400_000, r"a\.txt has a line of over 0 MiB after line 1"),
         ("a.jsonl", '{"text": "a"}\n{"text": \n', r"a\.jsonl, line 2, is not JSON"),
         ("a.jsonl", '{"text": "a"}\n[1]\n', r"line 2, is not a JSON object"),
@@ -130,7 +131,7 @@ def test_files_with_names_of_their_own_are_documents_and_shards_are_not(tmp_path
         ("a.csv", "id,text\n1,a\n2,b, c\n", r"a\.csv, line 3, has 3 fields and not 2, as its header has"),
         ("a.csv", 'id,text\n1,"a\nb\n', r"a\.csv, line 3, is not well-formed \(unexpected end of data\)"),
         ("a.tsv", 'id\ttext\n1\t"a" b\n', r"a\.tsv, line 2, is not well-formed"),
-        ("a.csv", b"id,text\n1,na\xefve\n", r"a\.csv is not UTF-8 text after line 0"),
+        ("a.csv", b"id,text\n1,na\xefve\n", r"a\.csv is not UTF-8 text: convert it"),
         ("a.parquet", b"PAR1 no parquet", r"a\.parquet can't be read as parquet"),
         ("a.parquet", not_utf8(), r"a\.parquet, row 2, is not UTF-8 text: take the row out, or convert it"),
         ("none.txt", None, r"none\.txt is not a text file: name an existing file"),
@@ -186,7 +187,7 @@ def test_damage_names_the_file(plain: Path, ending: str, damage: str) -> None:
         read(packed)
     message = str(found.value)
     assert message.startswith(f"{packed}")
-    assert " line " in message
+    assert " line 0" not in message
     assert "\n" not in message
 
 
@@ -197,7 +198,7 @@ def test_what_follows_a_damaged_stream_is_not_ignored(tmp_path: Path, ending: st
     assert len(read(path)) == 4_000
     streams[1] = bytes(byte ^ 0x55 for byte in streams[1][:2]) + streams[1][2:]
     write(path, b"".join(streams))
-    with pytest.raises(LmtrainError, match=r"train\.txt\.\w+ can't be read after line \d+ \("):
+    with pytest.raises(LmtrainError, match=r"train\.txt\.\w+ can't be read(?: after line [1-9]\d*)? \("):
         read(path)
 
 

@@ -51,7 +51,7 @@ def test_a_file_is_the_split_that_a_corpus_makes_of_it(
     [
         ("nothing.txt", None, "nothing.txt is not a text file: name an existing file"),
         (100 * "a long text ", None, "a long text  is not a text file: name an existing file"),
-        ("picture.png", b"\x89PNG", "picture.png is not UTF-8 text after line 0"),
+        ("picture.png", b"\x89PNG", "picture.png is not UTF-8 text: convert it"),
         ("blank.txt", b" \n\t\n", "blank.txt has no words: give it some text"),
         ("other.jsonl", b'{"text": "a"}\n', "has no column 'body'"),
     ],

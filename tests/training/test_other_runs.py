@@ -15,7 +15,8 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import run_checkpoints
-from lmtrain.training.other_runs import check_other_runs
+from lmtrain.training import train_state
+from lmtrain.training.other_runs import check_other_runs, initial_weights
 from lmtrain.training.train_state import load_initial_weights
 from tests.helpers import Lmtrain, flip_bit
 from tests.training.helpers import change, last_hash, run, start
@@ -31,9 +32,12 @@ def test_the_initial_weights_are_the_best_averaged_ones_if_there_are_any(
     tiny: Config, tmp_path: Path, base_ema: float | None, ema: float | None, weights: str
 ) -> None:
     run(change(tiny, train__ema=base_ema), tmp_path)
-    config = change(tiny, train__ema=ema)
+    config = change(tiny, train__ema=ema, train__init_from=str(tmp_path))
     state, expected = start(config), lmtrain.load(tmp_path, checkpoint="best", weights=weights, device="cpu")
-    assert load_initial_weights(state, tmp_path) == expected.step
+    found = initial_weights(config, state.store)
+    assert found is not None
+    load_initial_weights(state, found)
+    assert found.info["step"] == expected.step
     for name, value in expected.model.named_parameters():
         assert torch.equal(state.model.get_parameter(name), value)
         assert state.ema is None or torch.equal(state.ema[name], value)
@@ -78,16 +82,22 @@ def test_a_resumed_run_does_not_need_its_base(
     ],
 )
 def test_fields_that_do_not_affect_the_weights_may_differ(
-    continued: Config, base: Path, fields: dict[str, Any]
+    continued: Config, store: TokenStore, fields: dict[str, Any]
 ) -> None:
     config = change(continued, **fields)
-    assert load_initial_weights(start(config), base) > 0
+    found = initial_weights(config, store)
+    assert found is not None
+    load_initial_weights(start(config), found)
 
 
 @pytest.mark.parametrize(
     ("field", "fields", "message"),
     [
-        ("init_from", {"train__init_from": "nowhere"}, "train.init_from=nowhere is not a run folder: it has no config"),
+        (
+            "init_from",
+            {"train__init_from": "nowhere"},
+            r"train.init_from=nowhere is not a run folder: it has no config.yaml; give its path$",
+        ),
         ("init_from", {"train__init_from": "a" * 5_000}, "is not a run folder: it has no config"),
         ("init_from", {"model__heads": 4}, "has model.heads=2, and this run 4: use the same"),
         ("init_from", {"model__mode": "windowed"}, "has model.mode=causal, and this run windowed: use the same"),
@@ -97,9 +107,22 @@ def test_fields_that_do_not_affect_the_weights_may_differ(
     ],
 )
 def test_an_unsuitable_run_is_rejected(
-    tiny: Config, store: TokenStore, base: Path, tmp_path: Path, field: str, fields: dict[str, Any], message: str
+    tiny: Config,
+    store: TokenStore,
+    base: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    field: str,
+    fields: dict[str, Any],
+    message: str,
 ) -> None:
+    """Before the model is compiled, which may take minutes."""
     config = change(tiny, **{f"train__{field}": str(base)} | fields)
+
+    def no_compilation(*_: object) -> None:
+        pytest.fail("the model was compiled")
+
+    monkeypatch.setattr(train_state, "compiled_forward", no_compilation)
     with pytest.raises(LmtrainError, match=message):
         run(config, tmp_path / "run")
     assert not run_checkpoints.folders(tmp_path / "run")
@@ -142,3 +165,12 @@ def test_the_command_on_a_text_of_ones_own(lmtrain: Lmtrain, workdir: Path) -> N
     shutil.rmtree(base)
     scored = lmtrain("eval", "--run", "runs/own")
     assert scored.code == 0, scored.err
+
+
+def test_the_name_of_a_run_instead_of_its_path_gets_its_path(
+    tiny: Config, store: TokenStore, base: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(base, tmp_path / "runs" / "base")
+    config = change(tiny, run__dir=str(tmp_path / "runs"), train__init_from="base")
+    with pytest.raises(LmtrainError, match=rf"; give its path, as in train\.init_from={tmp_path}/runs/base$"):
+        initial_weights(config, store)
