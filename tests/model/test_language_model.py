@@ -5,6 +5,8 @@ from typing import Any, get_args
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from lmtrain.model.build import FINAL_GAIN, set_output_bias
 from lmtrain.nn.blocks import Activation
@@ -92,3 +94,30 @@ def test_short_windows_are_aligned_to_the_right() -> None:
 def test_more_than_the_context_is_rejected() -> None:
     with pytest.raises(ValueError, match="13 tokens in a row: the model takes 1 to 12"):
         build().predict(tokens(1, 13))
+
+
+@pytest.mark.parametrize("mode", ["causal", "windowed"])
+@pytest.mark.parametrize(
+    ("field", "masks"),
+    [
+        ("input_dropout", 1),
+        ("output_dropout", 1),
+        ("dropout", 3 * 2 + 2),  # after attention and feed-forward of three blocks, and twice in the pool
+        ("attention_dropout", 3 + 1),
+    ],
+)
+def test_each_dropout_is_applied_in_all_its_places(
+    mode: str, field: str, masks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[float] = []
+
+    def counted(x: Tensor, rate: float) -> Tensor:
+        rates.append(rate)
+        return x
+
+    monkeypatch.setattr(F, "dropout", counted)
+    model = build(mode=mode, layers=3, **{field: 0.25})
+    hidden(model.train(), tokens(2, 4))
+    assert rates == [0.25] * masks
+    hidden(model.eval(), tokens(2, 4))
+    assert len(rates) == masks

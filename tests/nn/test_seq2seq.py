@@ -7,6 +7,7 @@ from typing import Literal
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.nn.attention import padding_mask
@@ -269,3 +270,22 @@ def test_guided_attention_leaves_empty_rows_out(queries: int, keys: int) -> None
     (gradient,) = torch.autograd.grad(loss, weights)
     assert gradient[0].any()
     assert not gradient[1].any()
+
+
+def test_dropout_is_applied_to_every_embedding_and_residual(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[float] = []
+
+    def counted(x: Tensor, rate: float) -> Tensor:
+        rates.append(rate)
+        return x
+
+    monkeypatch.setattr(F, "dropout", counted)
+    model = make(replace(SIZES, dropout=0.25, encoder_layers=3, decoder_layers=4))
+    model.train()(SOURCE, INPUTS, VALID)
+    assert rates == [0.25] * (2 + 3 * 2 + 4 * 3)
+
+
+def test_the_feed_forward_layers_have_their_width() -> None:
+    model = make(replace(SIZES, ff_dim=40))
+    shapes = {tuple(value.shape) for name, value in model.named_parameters() if "feed_forward." in name}
+    assert {40, 16} == {size for shape in shapes for size in shape}
