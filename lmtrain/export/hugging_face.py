@@ -108,6 +108,7 @@ def _tokenizer(document: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]
     before, text = {"SpecialToken": {"id": eos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
     changed = {
         **dict.fromkeys(("truncation", "padding")),
+        "model": {name: None if name == "dropout" else value for name, value in document["model"].items()},
         "post_processor": {
             "type": "TemplateProcessing",
             "single": [before, text],

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
@@ -20,7 +21,7 @@ from lmtrain.export.hugging_face import export
 from lmtrain.export.model_card import model_card
 from lmtrain.model.trained import trained_weights
 from tests.data.helpers import KINDS, LINES, TRAINED
-from tests.data.published import published
+from tests.data.published import as_given, published
 from tests.export.runs import CONTEXT, stored_run
 from tests.helpers import Lmtrain, contents, flip_bit
 
@@ -191,3 +192,45 @@ def test_what_can_not_be_exported_is_rejected(lmtrain: Lmtrain, tmp_path: Path) 
     done = lmtrain("export", windowed, tmp_path / "hf", "model.dim=3")
     assert (done.code, "'model.dim=3': export accepts only its options (-h) and run.dir=VALUE" in done.err) == (2, True)
     assert not (tmp_path / "hf").exists()
+
+
+def test_the_dropout_of_a_tokenizer_is_not_exported(tmp_path: Path) -> None:
+    document = json.loads(published("gpt2"))
+    document["model"]["dropout"] = 0.5
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    ours, text = Tokenizer.load(tmp_path / "tokenizer.json"), "the cat sat on the mat and the dog"
+    export(stored_run(tmp_path / "run", ours), tmp_path / "hf", None, "auto")
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path / "hf")
+    assert all(theirs(text)["input_ids"] == [ours.eos_id, *ours.encode(text)] for _ in range(9))
+
+
+def test_the_tokenizer_cuts_only_when_asked_and_keeps_the_end(tmp_path: Path) -> None:
+    ours, text = as_given("gpt2"), "the cat sat on the mat and the dog"
+    export(stored_run(tmp_path / "a", ours), tmp_path / "gpt2", None, "auto")
+    plain = tokenizers.Tokenizer.from_file(str(tmp_path / "gpt2/tokenizer.json"))
+    assert plain.encode(text).ids == [ours.eos_id, *ours.encode(text)]
+    export(stored_run(tmp_path / "b"), tmp_path / "hf", None, "auto")
+    theirs, words = PreTrainedTokenizerFast.from_pretrained(tmp_path / "hf"), TRAINED["word"]
+    cut = theirs("the cat sat on the mat", truncation=True, max_length=3)["input_ids"]
+    assert cut == [words.eos_id, *words.encode("the mat")]
+    assert theirs("the cat", "sat")["input_ids"] == [words.eos_id, *words.encode("the cat"), *words.encode("sat")]
+
+
+def test_a_card_does_not_show_where_a_file_of_data_is(tmp_path: Path) -> None:
+    found = trained_weights(stored_run(tmp_path / "run"), None, "auto")
+    card = model_card(replace(found, config=load(found.config, ["data.source=/home/me/book.txt"], {})), "hf")
+    assert "/home/me" not in card
+    assert "| data | book.txt |" in card
+    assert safe_load(recipe(card))["data"]["source"] == "book.txt"
+
+
+def test_the_card_and_the_configuration_have_the_values_of_the_run(tmp_path: Path) -> None:
+    run_dir = stored_run(tmp_path / "run", layers=3)
+    export(run_dir, tmp_path / "hf", None, "auto")
+    found = trained_weights(run_dir, None, "auto")
+    values = ["data.source=own/parts", "data.subset=lines", "run.name=mine", "run.seed=5"]
+    card = model_card(replace(found, config=load(found.config, values, {})), "hf")
+    assert "| data | own/parts, lines |" in card
+    assert safe_load(recipe(card))["run"] == {"seed": 5}
+    config = json.loads((tmp_path / "hf/config.json").read_text())
+    assert (config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]) == (8, 3, 2)

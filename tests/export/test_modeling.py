@@ -210,3 +210,12 @@ def test_a_new_model_has_the_initial_weights_of_lmtrain() -> None:
     assert theirs.model.embedding.weight.std().item() == pytest.approx(1 / 16, rel=0.2)
     assert theirs.model.encoder.rotations is not None
     assert theirs.model.encoder.rotations[0, 0].eq(1).all()
+
+
+def test_the_loss_is_per_item_of_the_whole_batch_and_of_all_positions(tmp_path: Path) -> None:
+    _, theirs = both(tmp_path)
+    tokens = words(3, CONTEXT)
+    mean = theirs(tokens, labels=tokens).loss
+    of_more = theirs(tokens, labels=tokens, num_items_in_batch=100).loss
+    torch.testing.assert_close(of_more, mean * 3 * (CONTEXT - 1) / 100)
+    torch.testing.assert_close(theirs(tokens, labels=tokens, use_cache=True, logits_to_keep=1).loss, mean)

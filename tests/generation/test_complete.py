@@ -175,6 +175,15 @@ CONTRADICTIONS: list[dict[str, Any]] = [
     {"length_penalty": math.nan},
     {"length_penalty": 400.0},
     {"length_penalty": -400.0},
+    {"length_penalty": 11.0},
+    {"min_p": 1.1},
+    {"top_p": -0.1},
+    {"temperature": 1e7},
+    {"repetition_penalty": 1e7},
+    {"repetition_penalty": 1e-7},
+    {"beams": 2, "top_p": 0.9},
+    {"beams": 2, "min_p": 0.1},
+    {"beams": 2, "top_k": 3},
 ]
 
 
@@ -182,3 +191,23 @@ CONTRADICTIONS: list[dict[str, Any]] = [
 def test_contradictions_and_numbers_out_of_their_range_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=rf"^{list(options)[-1]}=|^stop strings must|^a stop string has|^beams > 1"):
         Options(**options)
+
+
+def test_the_penalty_of_a_sample_is_that_of_its_own_prompt() -> None:
+    model, prompts = random_model("causal", NUMBERED), ["w1", "w2 w3 w4 w5", "w40 w50"]
+    options = Options(max_tokens=20, temperature=1.0, samples=4, results=4, repetition_penalty=1.5)
+    together = complete(model, NUMBERED, prompts, options)
+    alone = [complete(model, NUMBERED, [prompt], options, first=number)[0] for number, prompt in enumerate(prompts)]
+    assert_same_texts(together, alone)
+
+
+def test_the_penalty_is_for_the_whole_prompt_also_beyond_the_context() -> None:
+    options = Options(max_tokens=1, repetition_penalty=1000.0)
+    (done,) = complete(Script(NUMBERED, "w1"), NUMBERED, ["w1 " + "w2 " * 20], options)
+    assert done.completions[0].tokens != ("w1",)
+
+
+def test_the_numbers_of_prompt_and_sample_are_not_run_together() -> None:
+    model, options = random_model("causal", NUMBERED), Options(max_tokens=20, temperature=2.0, samples=12)
+    one, other = (complete(model, NUMBERED, ["w1"], options, first=first)[0] for first in (1, 11))
+    assert not {text.ids for text in one.completions} & {text.ids for text in other.completions}

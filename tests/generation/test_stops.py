@@ -142,3 +142,12 @@ def test_where_there_are_no_headings_an_unknown_word_is_none() -> None:
     assert plain.unk_id is not None
     assert first_end(stops, [plain.eos_id, plain.unk_id, *plain.encode("a b\n")]) is None
     assert stops.cut_patterns == []
+
+
+def test_a_heading_may_follow_at_once() -> None:
+    assert first_end(Stops(WORD, Options(stop="document")), WORD.encode("\n= Title =\nb")) == (3, Ending("document", 7))
+
+
+def test_a_stop_string_is_cut_off_where_a_sentence_ends_too() -> None:
+    stops = Stops(BYTE, Options(stop="sentence", stop_strings=(". ",)))
+    assert first_end(stops, BYTE.encode("a b. c")) == (5, Ending("stop string '. '", 2))

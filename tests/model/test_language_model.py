@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmtrain.model.build import FINAL_GAIN, set_output_bias
+from lmtrain.config.schema import ModelConfig
+from lmtrain.model.build import FINAL_GAIN, build_model, set_output_bias
 from lmtrain.nn.blocks import Activation
 from tests.model.models import NORMS, POSITIONS, QUERIES, VOCABULARY, assert_trains, build, hidden, tokens
 
@@ -121,3 +122,27 @@ def test_each_dropout_is_applied_in_all_its_places(
     assert rates == [0.25] * masks
     hidden(model.eval(), tokens(2, 4))
     assert len(rates) == masks
+
+
+def test_activation_checkpointing_computes_every_block_again() -> None:
+    calls: list[int] = []
+    config = ModelConfig(context=12, dim=8, layers=2, heads=2)
+    model = build_model(config, VOCABULARY, activation_checkpointing=True)
+    for block in model.encoder.blocks:
+        block.register_forward_pre_hook(lambda *_: calls.append(1))
+    model(tokens(2, 12), tokens(2, 12)).sum().backward()
+    assert len(calls) == 4
+
+
+def test_global_tokens_start_as_large_as_the_scaled_embedding() -> None:
+    found = build(dim=64, attention="global", attention_globals=64).encoder.global_tokens
+    assert found is not None
+    assert found.std().item() == pytest.approx(0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("kind", ["compressed", "linformer", "induced"])
+@pytest.mark.parametrize("rate", ["dropout", "attention_dropout"])
+def test_both_dropouts_reach_every_kind_of_block(kind: str, rate: str) -> None:
+    model = build(mode="windowed", position="none", attention=kind, layers=1, **{rate: 0.5})
+    model.encoder.train()
+    assert not torch.equal(model.predict(tokens(1, 12)), model.predict(tokens(1, 12)))

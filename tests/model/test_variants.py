@@ -119,3 +119,13 @@ def test_cuda_equals_cpu(fields: dict[str, object]) -> None:
     with torch.autocast("cuda", torch.bfloat16):
         nats = model(text.cuda(), targets.cuda()).cpu()
     assert (nats - expected).abs().max() < 0.05 * math.log(VOCABULARY)
+
+
+def test_induced_attention_has_the_activation_of_the_configuration() -> None:
+    one, other = (
+        build(mode="windowed", attention="induced", position="none", activation=activation)
+        for activation in ("relu", "gelu")
+    )
+    other.load_state_dict(one.state_dict())
+    other.pool = one.pool
+    assert not torch.equal(one.predict(tokens(1, 12)), other.predict(tokens(1, 12)))
