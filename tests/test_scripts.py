@@ -210,6 +210,44 @@ def test_peers_are_scored_over_every_token(
         assert row["word_perplexity"] == pytest.approx(words)
 
 
+class Bigrams(nn.Module):
+    """A double of every other program's model, which learns what word follows each."""
+
+    def __init__(self, words: int, *, steps_first: bool = False) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(words, words))
+        self.steps_first = steps_first
+
+    def forward(self, ids: Tensor, state: Any) -> Any:
+        log_probs = self.logits[ids].log_softmax(-1)
+        if self.steps_first:
+            return log_probs.flatten(0, 1), state
+        return log_probs, F.nll_loss(log_probs.flatten(0, 1), state.flatten())
+
+    def init_hidden(self, lanes: int) -> tuple[Tensor, Tensor]:
+        return torch.zeros(lanes), torch.zeros(lanes)
+
+    def configure_optimizers(self, *_: object) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters())
+
+
+@pytest.mark.parametrize("name", bench_peers.PROGRAMS)
+def test_a_peer_is_trained_to_predict_the_next_word(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda model: model)
+    source = SimpleNamespace(
+        GPT=lambda config: Bigrams(config["vocab_size"]),
+        GPTConfig=dict,
+        RNNModel=lambda kind, words, *_: Bigrams(words, steps_first=True),
+    )
+    words = torch.arange(7)
+    side = {"dropout": 0.0, "precision": "fp32"}
+    peer = bench_peers.PROGRAMS[name](source, words.repeat(300), len(words), side)
+    losses = [float(peer.step(number, number / 20)) for number in range(20)]
+    assert losses[-1] < losses[0] == pytest.approx(math.log(7))
+    logits = peer.model.get_parameter("logits")
+    assert torch.equal(logits.argmax(1), (words + 1) % 7)
+
+
 def test_startup_is_the_median_of_rounds_of_commands(script: Any) -> None:
     """By a clock that counts the commands, which do not run."""
     clock = itertools.count()
