@@ -46,7 +46,7 @@ def load_teacher(
 def initial_weights(
     config: Config, store: TokenStore, processes: ProcessGroup = SINGLE_PROCESS
 ) -> TrainedWeights | None:
-    """Return the best weights of the run `train.init_from`: its averaged weights if it has them. None: there is none.
+    """Return the best weights of the run `train.init_from`: its averaged weights if it has them. None if it is not set.
 
     Raises LmtrainError if that run has no weights, or if they belong to a different model or tokenizer.
     """
@@ -94,6 +94,6 @@ def _best_weights(
             f"tokenizer.file={run_dir / TOKENIZER}"
         )
     for name, (theirs, ours) in differences(weights.config, config).items():
-        if name in {f"model.{name}" for name in same}:
+        if name.removeprefix("model.") in same:
             raise LmtrainError(f"{field}={run_dir} has {name}={theirs}, and this run {ours}: use the same")
     return weights

@@ -44,6 +44,14 @@ from tests.training.helpers import (
 from tests.training.resuming import state_of
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The clock of a run, which the test sets: its `seconds`."""
+    clock = SimpleNamespace(seconds=0.0)
+    monkeypatch.setattr("lmtrain.training.meter.time", SimpleNamespace(monotonic=lambda: clock.seconds))
+    return clock
+
+
 def test_micro_batches_of_any_size_give_the_gradient_of_the_whole_batch(tiny: Config) -> None:
     found = []
     for micro_batch in (1, 2, 4, None):
@@ -159,14 +167,13 @@ def test_running_out_of_memory_in_an_evaluation_names_its_own_remedy(
 
 
 def test_the_bar_of_a_resumed_run_begins_after_what_loading_took(
-    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace
 ) -> None:
     """A quarter of the minute is spent before, and another one while the model is made."""
-    now, make, shown = 0.0, new_state, list[float]()
+    make, shown = new_state, list[float]()
 
     def slowly(*arguments: Any, **options: Any) -> TrainState:
-        nonlocal now
-        now += 15.0 if shown else 0.0
+        clock.seconds += 15.0 if shown else 0.0
         return make(*arguments, **options)
 
     def noted(*arguments: Any, progress: float, **options: Any) -> RunMonitor:
@@ -174,13 +181,11 @@ def test_the_bar_of_a_resumed_run_begins_after_what_loading_took(
         return RunMonitor(*arguments, progress=progress, **options)
 
     def step(state: TrainState, lr: float) -> None:
-        nonlocal now
-        now += 15.0
+        clock.seconds += 15.0
         train_step(state, lr)
         if len(shown) == 1:
             signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr("lmtrain.training.meter.time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(opening, "new_state", slowly)
     monkeypatch.setattr(opening, "RunMonitor", noted)
     monkeypatch.setattr(loop, "train_step", step)
@@ -269,21 +274,18 @@ def test_a_run_says_what_it_starts(tiny: Config, tmp_path: Path) -> None:
 
 
 def test_a_budget_in_time_counts_from_the_first_step(
-    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace
 ) -> None:
     """Preparing takes 12 of 60 seconds; the warm-up, the first half of the other 48, is complete. A resumed run
     prepares again, in the middle of its schedule, which stays the same."""
-    now = 0.0
 
     def slowly(state: TrainState) -> Meter:
-        nonlocal now
-        now += 12.0
+        clock.seconds += 12.0
         return Meter(state)
 
     def step(state: TrainState, lr: float) -> None:
-        nonlocal now
-        rates[now] = lr
-        now += 6.0
+        rates[clock.seconds] = lr
+        clock.seconds += 6.0
         if len(rates) == 3:
             raise Interrupted
         train_step(state, lr)
@@ -291,7 +293,6 @@ def test_a_budget_in_time_counts_from_the_first_step(
     rates: dict[float, float] = {}
     monkeypatch.setattr(trainer, "Meter", slowly)
     monkeypatch.setattr(loop, "train_step", step)
-    monkeypatch.setattr("lmtrain.training.meter.time", SimpleNamespace(monotonic=lambda: now))
     budget = {"train__steps": None, "train__max_minutes": 1.0, "train__warmup": 0.5, "train__schedule": "linear"}
     config = change(tiny, **budget, train__final_lr=0.0)
     assert run(config, tmp_path)[0].status == "interrupted"
@@ -302,27 +303,24 @@ def test_a_budget_in_time_counts_from_the_first_step(
 
 
 def test_a_budget_in_time_may_end_while_the_last_checkpoint_is_saved(
-    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace
 ) -> None:
     """After five of six seconds. The run is finished then."""
-    now, save = 0.0, CheckpointSaver.save
+    save = CheckpointSaver.save
 
     def step(state: TrainState, lr: float) -> None:
-        nonlocal now
-        now += 1.0
+        clock.seconds += 1.0
         train_step(state, lr)
 
     def slowly(*arguments: Any) -> None:
-        nonlocal now
-        now += 2.0
+        clock.seconds += 2.0
         save(*arguments)
 
-    monkeypatch.setattr("lmtrain.training.meter.time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(loop, "train_step", step)
     monkeypatch.setattr(CheckpointSaver, "save", slowly)
     config = change(tiny, train__steps=None, train__max_minutes=0.1, train__eval_steps=5)
     first = run(config, tmp_path)[0]
-    assert (first.status, first.step, now) == ("finished", 5, 7.0)
+    assert (first.status, first.step, clock.seconds) == ("finished", 5, 7.0)
     again, notes = run(config, tmp_path, quiet=False)
     assert (again.status, again.step, again.score) == ("finished", 5, first.score)
     assert notes == [f"{tmp_path} is finished, so nothing is trained: another run needs another run.name"]
@@ -330,22 +328,18 @@ def test_a_budget_in_time_may_end_while_the_last_checkpoint_is_saved(
 
 @pytest.mark.parametrize("seconds", [0.2, 1.0, 9.0])
 def test_evaluations_take_at_most_a_tenth_of_the_time_of_steps_but_for_the_first_and_the_last(
-    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace, seconds: float
 ) -> None:
     """In a minute, with steps of a second, against a plain loop."""
-    now = 0.0
 
     def step(state: TrainState, lr: float) -> None:
-        nonlocal now
-        now += 1.0
+        clock.seconds += 1.0
         train_step(state, lr)
 
     def evaluate(*arguments: Any) -> float:
-        nonlocal now
-        now += seconds
+        clock.seconds += seconds
         return evaluate_step(*arguments)
 
-    monkeypatch.setattr("lmtrain.training.meter.time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(loop, "train_step", step)
     monkeypatch.setattr(trainer, "evaluate_step", evaluate)
     run(change(tiny, train__steps=None, train__max_minutes=1.0, train__eval_steps=None), tmp_path)
@@ -417,20 +411,17 @@ def test_a_step_on_cuda_never_waits_for_the_device(tiny: Config, optimizer: str)
 
 
 def test_the_rates_of_a_resumed_run_are_those_since_then(
-    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace
 ) -> None:
     """Of steps of a second; the third one is followed by a pause and a signal."""
-    now = 0.0
 
     def step(state: TrainState, lr: float) -> None:
-        nonlocal now
-        now += 1.0
+        clock.seconds += 1.0
         train_step(state, lr)
-        if state.counters.step == 3 and now < 10:
-            now += 100.0
+        if state.counters.step == 3 and clock.seconds < 10:
+            clock.seconds += 100.0
             signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr("lmtrain.training.meter.time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(loop, "train_step", step)
     for _ in range(2):
         run(change(tiny, train__log_steps=2), tmp_path)
