@@ -90,6 +90,12 @@ def test_a_name_that_is_not_utf8_is_called_so(lmtrain: Lmtrain, workdir: Path, a
     assert "YAML" not in done.err
 
 
+def test_a_folder_whose_name_is_not_utf8_is_not_written_to(lmtrain: Lmtrain, workdir: Path) -> None:
+    done = lmtrain("export", "sample", "b\udcffd")
+    assert (done.code, done.out) == (1, "")
+    assert "'\\udcff' can't be written in utf-8: rename what has this name" in done.err
+
+
 def test_closed_streams_are_the_null_device() -> None:
     """Else a file that is opened later becomes the standard error of this process."""
     script = """import os, sys

@@ -18,6 +18,10 @@ def test_download_and_tokenize(lmtrain: Lmtrain, folder: Path) -> None:
     again = lmtrain("tokenize", "corpus", "tokenizer.kind=word")
     assert "training a" not in again.err
     assert "training a bpe tokenizer of up to 512 entries" in lmtrain("tokenize", "corpus").err
+    assert ["making corpus" in lmtrain("download", "corpus", *force).err for force in ([], ["--force"])] == [
+        False,
+        True,
+    ]
     assert lmtrain("download", "corpus", "--force", "--quiet").err == ""
     assert lmtrain("tokenize", "corpus", "--quiet").err == ""
 

@@ -24,6 +24,8 @@ def test_eval_of_a_copied_run(lmtrain: Lmtrain, workdir: Path) -> None:
     assert (rounded["precision"], result["precision"]) == ("bf16", "fp32")
     assert rounded["nats"] != result["nats"]
     assert rounded["word_perplexity"] == pytest.approx(result["word_perplexity"], rel=0.02)
+    early = lmtrain("eval", "--json", "--checkpoint", "10", "--weights", "raw").json
+    assert (early["step"], early["weights"]) == (10, "raw")
     text = lmtrain("eval", "--split", "test", "eval.stride=16", "--checkpoint", "last").out
     assert "word perplexity" in text
     assert "(unknown words: " in text
@@ -86,7 +88,9 @@ def test_a_file_with_a_name_in_another_encoding_can_be_scored(lmtrain: Lmtrain, 
     assert lmtrain("eval", "--text", name, "--json").json["text"] == "caf\\udce9.txt"
 
 
-def test_options_say_where_the_corpus_is_now(lmtrain: Lmtrain, workdir: Path) -> None:
+def test_options_and_the_environment_say_where_the_corpus_is_now(
+    lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (workdir / "own.txt").write_text("a b c d e f\n" * 200)
     assert lmtrain("train", *TINY[1:], "run.name=own", "data.source=own.txt", "--quiet").code == 0
     before = lmtrain("eval", "--run", "runs/own", "--json").json
@@ -99,11 +103,14 @@ def test_options_say_where_the_corpus_is_now(lmtrain: Lmtrain, workdir: Path) ->
     assert lmtrain("eval", "--run", "runs/own", "data.source=moved.txt", "data.dir=other", "--json").json == before
     assert (workdir / "other").is_dir()
     assert lmtrain("eval", "--run", "runs/own", "data.dir=elsewhere", "--json").json == before
+    monkeypatch.setenv("LMTRAIN_DATA__DIR", "elsewhere")
+    assert lmtrain("eval", "--run", "runs/own", "--json").json == before
 
 
 def test_a_configuration_names_the_run_and_sets_what_concerns_evaluation(lmtrain: Lmtrain, workdir: Path) -> None:
     """The file that a run was trained with serves to evaluate it; the name of the run is given or that of the file."""
     (workdir / "own.yaml").write_text("model: {dim: 64}\neval: {stride: 8}\ndata: {dir: elsewhere}")
+    (workdir / "other.yaml").write_text("eval: {temperature: 1.1}\ndata: {dir: elsewhere}")
     shutil.copytree(workdir / "runs/sample", workdir / "runs/own")
     (workdir / "data").rename(workdir / "elsewhere")
     for arguments, run, stride in (
@@ -111,6 +118,7 @@ def test_a_configuration_names_the_run_and_sets_what_concerns_evaluation(lmtrain
         (["-c", "own.yaml", "run.name=sample", "eval.stride=16"], "runs/sample", 16),
         (["run.name=own", "data.dir=elsewhere"], "runs/own", 4),
         (["-c", "own.yaml", "--run", "runs/sample"], "runs/sample", 8),
+        (["-c", "other.yaml", "--run", "runs/sample"], "runs/sample", 4),
     ):
         result = lmtrain("eval", *arguments, "--json").json
         assert (result["run"], result["stride"]) == (run, stride)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lmtrain.cli import prompting
 from lmtrain.generation.options import Options
 from tests.data.helpers import TRAINED
 from tests.export.runs import stored_run
@@ -28,6 +29,11 @@ def test_one_prompt(lmtrain: Lmtrain, workdir: Path) -> None:
     assert result["timings"]["tokens_per_second"] > 0
     plain = lmtrain("generate", "The river", "-n", "5", "--greedy")
     assert plain.out == ("The river" + completion["text"]).removesuffix("\n") + "\n"
+
+
+def test_the_checkpoint_and_the_weights_are_those_asked_for(lmtrain: Lmtrain, workdir: Path) -> None:
+    result = lmtrain("generate", "The river", "-n", "1", "--checkpoint", "10", "--weights", "raw", "--json").json
+    assert (result["step"], result["weights"]) == (10, "raw")
 
 
 @pytest.mark.parametrize(
@@ -89,6 +95,16 @@ def test_prompts_from_json_lines_and_standard_input(
     give_input(monkeypatch, b"The river\n")
     greedy = lmtrain("generate", "-n", "2", "--greedy").out
     assert greedy == lmtrain("generate", "The river", "-n", "2", "--greedy").out
+
+
+def test_prompts_are_completed_in_batches_and_numbered_through(
+    lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[tuple[int, int]] = []
+    monkeypatch.setattr(prompting, "_complete", lambda _, __, batch, first, ___: batches.append((first, len(batch))))
+    give_input(monkeypatch, b"The river\n" * 5)
+    assert lmtrain("generate", "--prompts", "-", "--batch-size", "2").code == 0
+    assert batches == [(0, 2), (2, 2), (4, 1)]
 
 
 def test_results_come_before_the_next_prompts_are_read(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ WRONG_USAGE = {
     "unknown checkpoint": (["eval", "--checkpoint", "newest"], "neither best, last nor a step number"),
     "no tokens": (["generate", "x", "-n", "0"], "--max-tokens 0 must be a whole number, at least 1"),
     "fields as JSON": (["train", "--fields", "--json"], "leave --json, --config and --resume out"),
+    "fields of a run": (["train", "--fields", "--resume", "sample"], "leave --json, --config and --resume out"),
     "fields of a recipe": (["train", "--fields", "-c", "wikitext2-cpu"], "--fields prints the defaults"),
     "unknown field in a file": ([*TRAIN, "-c", "bad.yaml"], "did you mean model.dim (Width of the residual stream)?"),
     "unknown override": ([*TRAIN, "train.ler=1"], "did you mean train.lr (Peak"),
@@ -81,6 +82,8 @@ FAILURES = {
     "corpus shorter than a window": ([*TRAIN, "data.source=short.txt", "model.context=128"], "model.context=128"),
     "a file in the way": ([*TRAIN, *TINY[:6], "run.dir=empty.txt"], "empty.txt"),
     "CUDA on a machine without": ([*TRAIN, *TINY[:6], "train.device=cuda"], "use cpu or auto in place of cuda"),
+    "CUDA to evaluate": (["eval", "--device", "cuda"], "use cpu or auto in place of cuda"),
+    "CUDA to generate": (["generate", "x", "--device", "cuda"], "use cpu or auto in place of cuda"),
     "no run": (
         ["eval", "--run", "nowhere"],
         "there is no run nowhere; the runs in runs: sample",

@@ -11,11 +11,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from lmtrain.api.run import Run, load
 from lmtrain.cli import prompting
-from tests.helpers import Lmtrain, default_interrupts
+from lmtrain.errors import LmtrainError
+from lmtrain.generation.options import Options
+from tests.helpers import Lmtrain, default_interrupts, give_input
 
 
 class Terminal:
@@ -112,3 +117,59 @@ def test_streamed_text_is_what_is_printed_elsewhere(
     monkeypatch.setattr(prompting, "_write", recorded)
     assert lmtrain(*arguments).out == printed
     assert len([text for text in writes if text]) > 3
+
+
+@pytest.mark.parametrize("options", [["--beams", "2"], ["--samples", "2", "--seed", "0"]], ids=["beams", "samples"])
+def test_several_texts_are_not_streamed(
+    lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    arguments = ["generate", "The river", "-n", "9", *options]
+    printed = lmtrain(*arguments).out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert lmtrain(*arguments).out == printed
+
+
+def test_a_prompt_asked_twice_gets_another_sample_streamed_or_not(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run, options = load("runs/sample"), Options(max_tokens=9, seed=1, temperature=2.0)
+
+    def text(number: int) -> str:
+        prompting.complete_prompt(run, options, "The river", as_json_lines=False, number=number)
+        return capfd.readouterr().out
+
+    printed = [text(number) for number in (0, 1)]
+    assert printed[0] != printed[1]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert [text(number) for number in (0, 1)] == printed
+
+
+def test_a_conversation_numbers_its_prompts_and_goes_on_after_an_error(
+    monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
+    asked = []
+
+    def complete(_run: object, _options: object, prompt: str, *, as_json_lines: bool, number: int) -> None:
+        asked.append((prompt, number, as_json_lines))
+        if prompt == "a":
+            raise LmtrainError("out of memory")
+
+    typed = iter(["a", "", "b", "b", None])
+    monkeypatch.setattr(prompting, "_ask", lambda: next(typed))
+    monkeypatch.setattr(prompting, "complete_prompt", complete)
+    prompting.interactive(cast(Run, SimpleNamespace(folder="run", step=1)), Options())
+    assert asked == [("a", 0, False), ("b", 1, False), ("b", 2, False)]
+    assert notes[1:] == ["lmtrain: out of memory"]
+
+
+def test_a_typed_line_that_is_not_utf8_is_asked_for_again(monkeypatch: pytest.MonkeyPatch, notes: list[str]) -> None:
+    give_input(monkeypatch, b"caf\xe9\n")
+    assert prompting._ask() == ""
+    assert notes == ["lmtrain: that is not UTF-8 text"]
+
+
+def test_a_conversation_is_not_in_json(lmtrain: Lmtrain, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    done = lmtrain("generate", "--json")
+    assert (done.code, done.out) == (2, "")
+    assert "--json needs a prompt: give one as an argument" in done.err
