@@ -59,6 +59,21 @@ def test_a_record_replaces_that_of_the_same_command(results: Path, monkeypatch: 
     assert "| rate | compiled |\n| --- | --- |\n| 2 |  |\n| 3 | yes |\n| 4 |  |" in pages.tables("benchmarks.json")
 
 
+def test_a_record_of_another_machine_or_benchmark_is_kept(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = {"processor": "x", "cores": 2, "device": "cpu"}
+    changes: list[dict[str, object]] = [{}, {"processor": "y"}, {"cores": 4}, {"device": "gpu"}, {}]
+    for name, change in [("b", {}), *(("a", change) for change in changes)]:
+        monkeypatch.setattr("lmtrain.system.machine.machine", lambda _, found=machine | change: found)
+        record.write_record("f", name, {}, seeds=[])
+    assert len(record.read_records(results / "f.json")) == 5
+
+
+def test_a_commit_with_changes_is_marked(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {"rev-parse": "abc", "status": " M lmtrain/errors.py"}
+    monkeypatch.setattr(record, "_git", lambda command, *_: state[command])
+    assert record.commit() == "abc+changes"
+
+
 def test_a_record_without_git_says_so(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_git(command: list[str], **_: object) -> None:
         raise FileNotFoundError(command[0])

@@ -3,6 +3,7 @@
 Commands of lmtrain run in this process. Other programs' models are doubles with the same interface.
 """
 
+import functools
 import itertools
 import json
 import math
@@ -43,7 +44,7 @@ def program(name: str) -> ModuleType:
     return module
 
 
-benchmark, reproduce = program("benchmark"), program("reproduce")
+benchmark, reproduce, soak = program("benchmark"), program("reproduce"), program("soak")
 SIDES = {
     "bench_training": bench_training.measure_peer,
     "bench_decoding": bench_decoding.measure_transformers,
@@ -184,6 +185,28 @@ def test_decoding_compares_like_with_like(script: Any, monkeypatch: pytest.Monke
     assert found["settings"]["vocab_size"] == 50
 
 
+def test_the_speed_of_training_is_the_median_of_the_second_half(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    points = [{"step": n, "tokens_per_second": n, "mfu": n / 8, "memory_gb": 1 / n} for n in range(1, 9)]
+    monkeypatch.setattr(bench_training, "lmtrain", lambda *_: None)
+    monkeypatch.setattr(bench_training, "train_points", lambda _: points)
+    found = bench_training.measure_lmtrain([], tmp_path, 4)
+    assert found == {"tokens_per_second": 6.5, "peak_share": 6.5 / 8, "peak_bytes": 10**9}
+
+
+def test_the_rate_of_transformers_is_the_best_after_a_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet = SimpleNamespace(logging=SimpleNamespace(set_verbosity_error=lambda: None))
+    times = itertools.cycle([0.5, 4.0, 2.0, 8.0])
+    monkeypatch.setattr(bench_decoding, "importlib", SimpleNamespace(import_module=lambda _: quiet))
+    monkeypatch.setattr(bench_decoding, "gpt2", lambda *_, **__: Gpt2())
+    monkeypatch.setattr(bench_decoding, "REPEATS", 3)
+    monkeypatch.setattr(bench_decoding, "seconds", lambda *_: next(times))
+    monkeypatch.setattr(bench_decoding, "CASES", ((1, 1), (16, 4)))
+    side = {"precision": "fp32", "new_tokens": 10, "device": "cpu", "vocab_size": 50}
+    assert bench_decoding.measure_transformers(side) == [1 * 10 / 2.0, 16 * 10 / 2.0]
+
+
 def test_peers_are_scored_over_every_token(
     script: Any, command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -248,6 +271,22 @@ def test_a_peer_is_trained_to_predict_the_next_word(name: str, monkeypatch: pyte
     assert torch.equal(logits.argmax(1), (words + 1) % 7)
 
 
+def test_the_lstm_scores_a_text_with_the_state_of_what_it_has_read() -> None:
+    read = []
+
+    class Counting(Bigrams):
+        def forward(self, ids: Tensor, state: Any) -> Any:
+            read.append(float(state[0][0]))
+            log_probs, state = super().forward(ids, state)
+            return log_probs, tuple(part + 1 for part in state)
+
+    source = SimpleNamespace(RNNModel=lambda kind, words, *_: Counting(words, steps_first=True))
+    peer = bench_peers.PROGRAMS["word_language_model LSTM"](source, torch.arange(7).repeat(300), 7, {})
+    for _ in range(3):
+        peer.score(torch.arange(4)[None], torch.arange(4)[None])
+    assert read == [0, 1, 2]
+
+
 def test_startup_is_the_median_of_rounds_of_commands(script: Any) -> None:
     """By a clock that counts the commands, which do not run."""
     clock = itertools.count()
@@ -269,6 +308,20 @@ def test_reproduce_scores_with_the_settings_that_it_finds(script: Any, command: 
     assert sum(row["nats"] < nats for row, nats in zip(rows, defaults, strict=True)) > 1
     assert {"--dynamic", "--cache"} <= set(found["settings"]["options"]["dynamic and cache"])
     assert (found["settings"]["tuned_on_tokens"], found["seeds"]) == (60, [1])
+
+
+def test_a_search_ends_where_its_command_is_interrupted() -> None:
+    """Other failures of a setting mean only that it can't be used."""
+
+    def score(settings: dict[str, float], status: int) -> dict[str, float]:
+        if settings:
+            raise subprocess.CalledProcessError(status, "lmtrain eval")
+        return {"temperature": 1.0, "nats": 1.0}
+
+    moves = reproduce.MOVES["temperature"]
+    assert reproduce.climb(functools.partial(score, status=1), {}, moves) == {}
+    with pytest.raises(subprocess.CalledProcessError):
+        reproduce.climb(functools.partial(score, status=130), {}, moves)
 
 
 def test_reproduce_keeps_its_record_where_adapting_fails(script: Any) -> None:
@@ -369,7 +422,7 @@ def test_the_rates_are_found_wherever_the_search_starts(start: tuple[float, floa
 
 
 def test_soak_counts_a_kill_by_what_it_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    soak, unfinished = program("soak"), tmp_path / "checkpoints" / ".tmp-step-00000003-0123abcd"
+    unfinished = tmp_path / "checkpoints" / ".tmp-step-00000003-0123abcd"
 
     def killed_in_a_save(_run: object, _seconds: float) -> bool:
         unfinished.mkdir(parents=True)
@@ -389,6 +442,26 @@ def test_soak_finds_equal_ends(tmp_path: Path) -> None:
     stages = ("starts", "steps", "evaluations", "saves")
     assert found["kills"] == sum(found[f"kills_during_{stage}"] for stage in stages) == 1
     assert found["equal_runs"] >= 1
+
+
+def test_a_different_end_fails_the_soak(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = itertools.count()
+    doubles: dict[str, Callable[..., object]] = {
+        "part": lambda *_: True,
+        "killed_part": lambda *_: "steps",
+        "end": lambda _: {"counters": next(ends)},
+    }
+    for name, double in doubles.items():
+        monkeypatch.setattr(soak.Run, name, double)
+    monkeypatch.setattr(sys, "argv", ["scripts/soak", "--kills", "1", "--no-record"])
+    with pytest.raises(SystemExit, match=r"^1$"):
+        soak.main()
+
+
+def test_a_damaged_checkpoint_fails_the_soak(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints/step-00000003.damaged").mkdir(parents=True)
+    with pytest.raises(SystemExit, match=r"step-00000003\.damaged was damaged"):
+        soak.Run(tmp_path, 20).end()
 
 
 @pytest.mark.parametrize(

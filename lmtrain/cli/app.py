@@ -90,8 +90,6 @@ def _hint(error: Any) -> str:
     from lmtrain.config.names import meant
 
     unknown, command = str(error.option_name), str(error.ctx.command.name)
-    if unknown.replace("_", "-") in (error.possibilities or ()):
-        return ""
     if unknown in ("--run", "-r") and command == "train":
         return "run.name=NAME names a new run, and --resume RUN resumes one.\n"
     field = meant(unknown.lstrip("-"))

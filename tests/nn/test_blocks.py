@@ -24,6 +24,10 @@ def test_feed_forward_formula(activation: Activation) -> None:
     torch.testing.assert_close(layer(x), hidden @ layer.output.weight.T)
 
 
+def test_the_hidden_layer_is_four_times_as_wide_by_default() -> None:
+    assert FeedForward(4).hidden.out_features == 16
+
+
 def test_residual_dropout_is_off_in_eval() -> None:
     torch.manual_seed(0)
     block = EncoderBlock(8, SelfAttention(8, 2), FeedForward(8, 16), dropout=0.5)

@@ -17,7 +17,7 @@ from lmtrain.nn.cross_attention import CrossAttention
 from lmtrain.nn.dot_product import attend
 from lmtrain.nn.kv_cache import Rows
 from lmtrain.nn.patterns import CAUSAL, FULL, Pattern
-from tests.nn.patterns import alibi, every_pattern, loop, random_qkv
+from tests.nn.patterns import LONG, alibi, every_pattern, loop, random_qkv
 
 size = st.none() | st.integers(1, 6)
 
@@ -112,6 +112,15 @@ def test_queries_and_keys_of_different_number(pattern: Pattern, queries: int, gr
     expected = loop(query, key, value, written_out(pattern, queries, 9), scale=0.9)
     with torch.set_grad_enabled(gradients):  # without, one query has a path of its own
         torch.testing.assert_close(attend(query, key, value, pattern=pattern, scale=0.9), expected)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_many_queries_and_few_keys_in_a_window(causal: bool) -> None:
+    """Only where there are as many keys as queries can keys outside the window be skipped."""
+    query, (key, value) = random_qkv(LONG)[0].detach(), (x.detach() for x in random_qkv(9)[1:])
+    pattern = Pattern(window=3, causal=causal)
+    expected = loop(query, key, value, written_out(pattern, LONG, 9))
+    torch.testing.assert_close(attend(query, key, value, pattern=pattern), expected)
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -63,6 +63,14 @@ def test_a_later_input_leaves_earlier_outputs_and_every_source_word_matters() ->
         assert (model(other, INPUTS, VALID) - before)[0].abs().amax(-1).min() > 1e-5
 
 
+def test_weights_fit_a_model_of_another_length() -> None:
+    make(replace(SIZES, max_length=30)).load_state_dict(make().state_dict())
+
+
+def test_predictions_are_float32_also_from_bf16_weights() -> None:
+    assert make().bfloat16()(SOURCE, INPUTS, VALID).dtype == torch.float32
+
+
 def test_the_embedding_adds_sinusoids_and_has_an_end() -> None:
     model = make()
     expected = model.embedding.words.weight[INPUTS[:1, :3]] + sinusoidal(torch.arange(2, 5), 16)
@@ -143,6 +151,7 @@ def test_the_copy_distribution_equals_a_loop() -> None:
 
 
 def test_copying_needs_shared_ids() -> None:
+    assert make(replace(SIZES, source_vocab=7, copy=True)).prediction.pointer is not None
     with pytest.raises(ValueError, match="source_vocab=8"):
         Sizes(source_vocab=8, target_vocab=7, copy=True)
     with pytest.raises(ValueError, match="target_vocab=2"):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -67,6 +67,14 @@ def pre_norm_loop(layer: MAB, query: Tensor, values: Tensor) -> Tensor:
 def test_plain_form_rejects_options_of_the_other() -> None:
     with pytest.raises(ValueError, match=r"the plain form has no ff_dim=12, norm_kind='rms'"):
         MAB(DIM, HEADS, ff_dim=12, norm_kind="rms")
+
+
+@pytest.mark.parametrize("form", ["plain", "residual"])
+def test_attention_of_both_forms_takes_its_options(form: Literal["plain", "residual"]) -> None:
+    x, layer = torch.randn(2, 5, DIM), MAB(DIM, HEADS, form=form, attention_dropout=0.5, qk_norm=True)
+    assert not torch.equal(layer(x, x), layer(x, x))
+    assert torch.equal(layer.eval()(x, x), layer(x, x))
+    assert {"block.attention.query_norm.weight", "block.attention.key_norm.weight"} <= {*layer.state_dict()}
 
 
 def test_sab_and_isab_are_mab_of_the_set() -> None:
