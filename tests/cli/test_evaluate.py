@@ -111,14 +111,15 @@ def test_a_configuration_names_the_run_and_sets_what_concerns_evaluation(lmtrain
     """The file that a run was trained with serves to evaluate it; the name of the run is given or that of the file."""
     (workdir / "own.yaml").write_text("model: {dim: 64}\neval: {stride: 8}\ndata: {dir: elsewhere}")
     (workdir / "other.yaml").write_text("eval: {temperature: 1.1}\ndata: {dir: elsewhere}")
-    shutil.copytree(workdir / "runs/sample", workdir / "runs/own")
+    config = shutil.copytree(workdir / "runs/sample", workdir / "runs/own") / "config.yaml"
+    config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | {"eval": {"stride": 2}}))
     (workdir / "data").rename(workdir / "elsewhere")
     for arguments, run, stride in (
         (["-c", "own.yaml"], "runs/own", 8),
         (["-c", "own.yaml", "run.name=sample", "eval.stride=16"], "runs/sample", 16),
-        (["run.name=own", "data.dir=elsewhere"], "runs/own", 4),
+        (["run.name=own", "data.dir=elsewhere"], "runs/own", 2),
         (["-c", "own.yaml", "--run", "runs/sample"], "runs/sample", 8),
-        (["-c", "other.yaml", "--run", "runs/sample"], "runs/sample", 4),
+        (["-c", "other.yaml", "--run", "runs/own"], "runs/own", 2),
     ):
         result = lmtrain("eval", *arguments, "--json").json
         assert (result["run"], result["stride"]) == (run, stride)
