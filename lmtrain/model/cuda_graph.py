@@ -4,9 +4,7 @@ small model one by one than a GPU takes to compute them.
 A recorded decoding step has the same shapes every time, so it attends to the whole capacity of a state, under a mask.
 """
 
-import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -18,15 +16,6 @@ from lmtrain.model.language_model import LanguageModel
 
 WARM_UP = 2
 """Libraries initialize themselves in the first calls, which can't be recorded."""
-
-
-@contextmanager
-def _on(side: torch.cuda.Stream) -> Iterator[None]:
-    """Run what comes before a recording on another stream, as PyTorch requires; the current stream waits for it."""
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        yield
-    torch.cuda.current_stream().wait_stream(side)
 
 
 class Replayed:
@@ -54,8 +43,12 @@ class Replayed:
         self.calls = self.calls + 1 if shapes == self.shapes else 1
         self.shapes = shapes
         if self.calls <= WARM_UP:
-            with _on(self.side):
-                return self.function(*inputs)
+            # What comes before a recording must be on another stream.
+            self.side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.side):
+                results = self.function(*inputs)
+            torch.cuda.current_stream().wait_stream(self.side)
+            return results
         if self.calls == WARM_UP + 1:
             self.inputs = tuple(x.clone() for x in inputs)
             self.graph = torch.cuda.CUDAGraph()
@@ -77,17 +70,14 @@ def step_function(model: Predictor) -> DecodeStep:
 
 
 class GraphedSteps:
-    """A causal model's `step`, by replaying a recorded step on one state.
+    """A causal model's `step`, replayed on one state.
 
-    It records a step again for another state, for another number of rows, and when the texts outgrow the capacity,
-    which then becomes four times as large, so that this happens rarely. Between two steps the rows of the state may be
-    reordered (`select` with as many rows), which leaves its memory in place. The log-probabilities that `step` returns
-    are overwritten by the next one.
+    It is recorded again for another state, for another number of rows, and when the texts outgrow the capacity, which
+    then becomes four times as large, so that this happens rarely. Between two steps the rows of the state may be
+    reordered (`select` with as many rows), which leaves its memory in place.
     """
 
-    graph: torch.cuda.CUDAGraph
-    tokens: Tensor
-    log_probs: Tensor
+    replayed: Replayed
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
@@ -97,24 +87,12 @@ class GraphedSteps:
     def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
         """Do the same as `LanguageModel.step`."""
         assert isinstance(state, DecodingState)
-        self.model.ensure_capacity(state)
+        model = self.model
+        model.ensure_capacity(state)
         if state.tokens is not self.recorded:  # kept referenced: no other state is allocated at its address
-            self._record(state, tokens)
             self.recorded = state.tokens
-        self.tokens.copy_(tokens)
-        self.graph.replay()
+            # Without `self`, which would then be freed, with the memory of the graph, only by garbage collection.
+            self.replayed = Replayed(lambda tokens: (model.decode_step(state, tokens, state.capacity),))
+        (log_probs,) = self.replayed(tokens)
         state.kv_len += 1
-        return self.log_probs, state
-
-    def _record(self, state: DecodingState, tokens: Tensor) -> None:
-        """Record a step on this state; the state does not change."""
-        self.tokens = tokens.clone()
-        with _on(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
-            trial = copy.deepcopy(state)
-            trial.lengths.zero_()  # steps of a nearly full row would exceed the capacity
-            for _ in range(WARM_UP):
-                self.model.decode_step(trial, self.tokens, state.capacity)
-        del trial
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.log_probs = self.model.decode_step(state, self.tokens, state.capacity)
+        return log_probs, state

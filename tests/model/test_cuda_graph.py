@@ -1,12 +1,14 @@
 """The step that a CUDA graph records, replayed by hand on a CPU, and the graph itself where there is a GPU."""
 
-from types import SimpleNamespace
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from lmtrain.model import cuda_graph
 from lmtrain.model.cuda_graph import GraphedSteps, step_function
 from lmtrain.model.decoding_state import DecodingState, capacity_for
 from lmtrain.model.language_model import LanguageModel
@@ -22,29 +24,33 @@ def test_capacity_for() -> None:
     assert capacity_for(3, 12) == 12
 
 
-class ReplayedByHand(GraphedSteps):
-    """Replays a step by computing it again in the memory that it was recorded in, as a graph would."""
+@pytest.fixture
+def recordings(monkeypatch: pytest.MonkeyPatch) -> list[set[tuple[int, ...]]]:
+    """A step that is computed anew instead of replayed: for each recording, the memory in which the state was found."""
+    found: list[set[tuple[int, ...]]] = []
+    decode_step = LanguageModel.decode_step
 
-    def __init__(self, model: LanguageModel) -> None:
-        self.model = model
-        self.recorded = None
-        self.recordings = 0
+    def decode_in(model: LanguageModel, state: DecodingState, token_ids: Tensor, kv_len: int) -> Tensor:
+        found[-1].add(addresses(state))
+        return decode_step(model, state, token_ids, kv_len)
 
-    def _record(self, state: DecodingState, tokens: Tensor) -> None:
-        self.recordings += 1
-        self.tokens = tokens.clone()
-        memory = addresses(state)
+    class Computed:
+        def __init__(self, function: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+            self.function = function
+            found.append(set())
 
-        def replay() -> None:
-            assert addresses(state) == memory, "a graph would use the old memory"
-            self.log_probs = self.model.decode_step(state, self.tokens, state.capacity)
+        def __call__(self, token_ids: Tensor) -> tuple[Tensor, ...]:
+            with monkeypatch.context() as patch:
+                patch.setattr(LanguageModel, "decode_step", decode_in)
+                return self.function(token_ids)
 
-        self.graph: Any = SimpleNamespace(replay=replay)
+    monkeypatch.setattr(cuda_graph, "Replayed", Computed)
+    return found
 
 
-def addresses(state: DecodingState) -> list[int]:
+def addresses(state: DecodingState) -> tuple[int, ...]:
     parts = [state, *state._parts]
-    return [value.data_ptr() for part in parts for value in vars(part).values() if isinstance(value, Tensor)]
+    return tuple(value.data_ptr() for part in parts for value in vars(part).values() if isinstance(value, Tensor))
 
 
 def assert_same_texts(model: LanguageModel, steps: GraphedSteps, text: Tensor) -> None:
@@ -63,33 +69,49 @@ def assert_same_texts(model: LanguageModel, steps: GraphedSteps, text: Tensor) -
 
 
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
-def test_the_recorded_step_equals_the_plain_one(fields: dict[str, object]) -> None:
+def test_the_recorded_step_equals_the_plain_one(
+    fields: dict[str, object], recordings: list[set[tuple[int, ...]]]
+) -> None:
     model = build(**fields)
-    steps = ReplayedByHand(model)
-    assert_same_texts(model, steps, tokens(3, 45))
-    assert steps.recordings == 2  # one for three rows, one for two
+    assert_same_texts(model, GraphedSteps(model), tokens(3, 45))
+    assert [len(memory) for memory in recordings] == [1, 1]  # one for three rows, one for two
 
 
-def test_a_step_is_recorded_again_when_the_capacity_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_recorded_again_when_the_capacity_grows(
+    monkeypatch: pytest.MonkeyPatch, recordings: list[set[tuple[int, ...]]]
+) -> None:
     monkeypatch.setattr("lmtrain.model.decoding_state.SMALLEST_CAPACITY", 4)
     model = build(context=24)
-    steps = ReplayedByHand(model)
+    steps = GraphedSteps(model)
     _, state = model.start(tokens(1, 2))
     for _ in range(24):
         _, state = steps.step(state, tokens(1))
-    assert steps.recordings == 3  # capacities of 4, 16 and 24
+    assert [len(memory) for memory in recordings] == [1, 1, 1]  # capacities of 4, 16 and 24
 
 
-def test_the_recorded_memory_is_referenced_and_another_state_is_recorded_again() -> None:
+def test_the_recorded_memory_is_referenced_and_another_state_is_recorded_again(
+    recordings: list[set[tuple[int, ...]]],
+) -> None:
     model = build()
-    steps = ReplayedByHand(model)
+    steps = GraphedSteps(model)
     _, state = model.start(tokens(2, 5))
     _, state = steps.step(state, tokens(2))
     assert isinstance(state, DecodingState)
     assert steps.recorded is state.tokens  # no later state can be given this address
     _, other = model.start(tokens(2, 5))
     steps.step(other, tokens(2))
-    assert steps.recordings == 2
+    assert len(recordings) == 2
+
+
+def test_a_recording_is_freed_with_its_steps(recordings: list[set[tuple[int, ...]]]) -> None:
+    """Not later, by the garbage collector, since it has memory of the GPU."""
+    model = build()
+    steps = GraphedSteps(model)
+    _, state = model.start(tokens(2, 5))
+    steps.step(state, tokens(2))
+    replayed = weakref.ref(steps.replayed)
+    del steps, state
+    assert replayed() is None
 
 
 def test_a_windowed_model_and_a_cpu_use_the_plain_step() -> None:
