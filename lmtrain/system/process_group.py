@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -56,6 +57,10 @@ class ProcessGroup:
         """Wait until all processes have reached this call."""
         self.all_gather(0)
 
+    def new_group(self) -> "ProcessGroup":
+        """Return a group of the same processes with its own collectives, for use in another thread."""
+        return self
+
     @contextmanager
     def main_first(self) -> Iterator[None]:
         """Run the block in the main process before the others run it; they raise AlreadyReported if it fails.
@@ -81,25 +86,34 @@ SINGLE_PROCESS = ProcessGroup()
 class DistributedGroup(ProcessGroup):
     """Several processes. All of them must call every method except `shard`."""
 
-    def __init__(self, kv_store: Any, rank: int, world_size: int) -> None:
+    def __init__(self, kv_store: Any, rank: int, world_size: int, timeout: timedelta, group: Any = None) -> None:
         super().__init__(rank, world_size)
         self._kv_store = kv_store
+        self._timeout = timeout
+        self._group = group
         self._turns = 0
 
     def all_reduce(self, tensor: Tensor) -> None:
-        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, group=self._group)
 
     def all_gather(self, value: float) -> list[float]:
         values = [torch.zeros(1, dtype=torch.float64) for _ in range(self.world_size)]
-        dist.all_gather(values, torch.tensor([value], dtype=torch.float64))
+        dist.all_gather(values, torch.tensor([value], dtype=torch.float64), group=self._group)
         return torch.cat(values).tolist()
 
     def all_gather_json(self, value: T) -> list[T]:
         data = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)  # never as pickled objects
         lengths = [int(length) for length in self.all_gather(len(data))]
         rows = [torch.zeros(max(lengths), dtype=torch.uint8) for _ in lengths]
-        dist.all_gather(rows, torch.nn.functional.pad(data, (0, max(lengths) - len(data))))
+        dist.all_gather(rows, torch.nn.functional.pad(data, (0, max(lengths) - len(data))), group=self._group)
         return [json.loads(bytes(row[:length].tolist())) for row, length in zip(rows, lengths, strict=True)]
+
+    def new_group(self) -> ProcessGroup:
+        from torch.distributed.distributed_c10d import PrefixStore
+
+        group = dist.new_group(timeout=self._timeout, backend="gloo")
+        kv_store = PrefixStore(group.group_name, self._kv_store)
+        return DistributedGroup(kv_store, self.rank, self.world_size, self._timeout, group)
 
     @contextmanager
     def main_first(self) -> Iterator[None]:

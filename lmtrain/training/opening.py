@@ -23,6 +23,7 @@ from lmtrain.training.meter import Clock
 from lmtrain.training.monitor import Monitor, RunMonitor
 from lmtrain.training.other_runs import initial_weights
 from lmtrain.training.parallel import check_shared
+from lmtrain.training.saving import CheckpointSaver
 from lmtrain.training.schedule import Budget
 from lmtrain.training.train_state import TrainState, load_initial_weights, new_state, restore
 from lmtrain.training.trainer import Trainer
@@ -98,9 +99,12 @@ def open_run(
     common = steps_independent_of_budget(config.train, budget)
     with closing(monitor):
         try:
-            with catch_stop_signals(processes) as stop:
+            with (
+                catch_stop_signals(processes) as stop,
+                CheckpointSaver(run_dir, config.train.keep, processes, common_steps=common) as saver,
+            ):
                 monitor.state("running", step=step)
-                yield Trainer(state, run_dir, budget, clock, monitor, common, stop)
+                yield Trainer(state, run_dir, budget, clock, monitor, saver, stop)
         except BaseException:
             monitor.state("failed", step=state.counters.step)
             raise

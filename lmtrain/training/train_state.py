@@ -141,7 +141,7 @@ def new_state(
 def snapshot(
     state: TrainState, score: float | None, *, budget: Budget, seconds: float, metrics_bytes: int
 ) -> tuple[Tensors, dict[str, Any]]:
-    """Return the whole state of the run for `save_checkpoint`: its tensors (not copies), and the manifest.
+    """Return the whole state of the run for `CheckpointSaver.save`: its tensors (not copies), and the manifest.
 
     `score` is the validation loss at this step, if it was evaluated. For `seconds` and `metrics_bytes` see
     `CheckpointInfo`.

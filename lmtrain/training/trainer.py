@@ -11,7 +11,7 @@ from lmtrain.system.signals import StopSignal
 from lmtrain.training.checkpoint_info import Counters
 from lmtrain.training.meter import Clock, Meter, check_divergence
 from lmtrain.training.monitor import Monitor, literal
-from lmtrain.training.saving import save_checkpoint
+from lmtrain.training.saving import CheckpointSaver
 from lmtrain.training.schedule import EVALUATION_COST, Budget, evaluation_due, learning_rate
 from lmtrain.training.train_state import TrainState, snapshot
 from lmtrain.training.validation import evaluate_step, final_score
@@ -44,14 +44,13 @@ class Trainer:
     budget: Budget
     clock: Clock
     monitor: Monitor
-    common_steps: int
-    """The last step that a run with a larger budget can continue from; 0: none."""
+    saver: CheckpointSaver
     stop: StopSignal
 
     def __post_init__(self) -> None:
         self._meter = Meter(self.state)
         self._saved_step = self.state.counters.step  # a resumed run's checkpoint exists
-        self._pause_seconds = 0.0
+        self._evaluation_seconds = 0.0
         self._started = self._saved_seconds = seconds = self.clock.update()
         if self.state.counters.step == 0:
             self.budget = self.budget.with_setup(seconds)
@@ -69,7 +68,7 @@ class Trainer:
     def evaluation_is_due(self) -> bool:
         """Whether the current step is to be evaluated and has not been."""
         counters, valid = self.state.counters, self.state.store.split("valid")
-        affordable = self._pause_seconds <= EVALUATION_COST * self._step_seconds()
+        affordable = self._evaluation_seconds <= EVALUATION_COST * self._step_seconds()
         return evaluation_due(
             self.state.config, valid.tokens, counters, self.progress(), self._evaluated_progress, affordable
         )
@@ -79,8 +78,8 @@ class Trainer:
         synchronize(self.state.device)
         started = self.clock.update()
         loss = evaluate_step(self.state, self.monitor, self.stop)
-        self._pause_seconds += self.clock.update() - started
         self._save(loss)
+        self._evaluation_seconds += self.clock.update() - started
         self._evaluated_progress = self.progress()
 
     def after_step(self, lr: float) -> None:
@@ -91,6 +90,7 @@ class Trainer:
             synchronize(self.state.device)
         self.clock.update()
         check_divergence(self.state)
+        self.saver.check()
         progress = self.progress()
         self.monitor.advance(step, progress)
         if is_logged:
@@ -100,15 +100,20 @@ class Trainer:
         elif progress < 1.0:
             unsaved_seconds = self.clock.seconds - self._saved_seconds
             # A run with a larger budget continues from the last step that does not depend on it.
-            if step == self.common_steps or unsaved_seconds > 60 * train.save_minutes:
+            if step == self.saver.common_steps or unsaved_seconds > 60 * train.save_minutes:
                 self._save(None)
         if progress < 1.0:
             self.stop.check()
 
     def finish(self) -> Outcome:
-        """Evaluate and save the last step, and score the best checkpoint."""
+        """Evaluate the last step, wait for its checkpoint, and score the best checkpoint."""
         if self.state.counters.evaluated != self.state.counters.step:
             self.evaluate()
+        processes = self.state.processes
+        if not processes.is_main:
+            self.saver.wait()  # if its write fails, the main process waits for it in vain, and ends
+        with processes.main_first():  # if that of the main process fails, the others end
+            self.saver.wait()
         minutes, step = self.clock.seconds / 60, self.state.counters.step
         score, best_step = final_score(self.state, self.run_dir, self.stop)
         self.monitor.record(step, "final", score.figures())
@@ -123,21 +128,18 @@ class Trainer:
         step = self.state.counters.step
         if self._saved_step != step:
             self._save(None)
+        self.saver.wait()
         self.monitor.state("interrupted", step=step, signal=signal)
         return Outcome("interrupted", step, self.clock.seconds / 60, None, self.state.counters.best_step)
 
     def _step_seconds(self) -> float:
-        """Return the seconds since the trainer was made, without evaluations and checkpoints."""
-        return self.clock.seconds - self._started - self._pause_seconds
+        """Return the seconds since the trainer was made, without evaluations."""
+        return self.clock.seconds - self._started - self._evaluation_seconds
 
     def _save(self, score: float | None) -> None:
-        """Save a checkpoint; `score` is the validation loss at this step, or None if it is not evaluated."""
-        step, seconds = self.state.counters.step, self.clock.update()
+        """Start saving a checkpoint; `score` is the validation loss at this step, or None if it is not evaluated."""
+        self._saved_step = self.state.counters.step
         metrics_bytes = self.monitor.flush()
-        tensors, info = snapshot(self.state, score, budget=self.budget, seconds=seconds, metrics_bytes=metrics_bytes)
-        keep = self.state.config.train.keep
-        save_checkpoint(
-            self.run_dir, step, tensors, info, self.state.processes, keep=keep, common_steps=self.common_steps
-        )
-        self._saved_step, self._saved_seconds = step, self.clock.update()
-        self._pause_seconds += self._saved_seconds - seconds
+        self._saved_seconds = seconds = self.clock.update()
+        parts = snapshot(self.state, score, budget=self.budget, seconds=seconds, metrics_bytes=metrics_bytes)
+        self.saver.save(self.state.counters.step, *parts)

@@ -20,10 +20,10 @@ from lmtrain.data.order import SampleOrder
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.storage import checkpoint
 from lmtrain.storage.files import sha256_bytes
-from lmtrain.training import loop, train_state, trainer
+from lmtrain.training import loop, train_state
 from lmtrain.training.loop import train_step
 from lmtrain.training.monitor import RunMonitor
-from lmtrain.training.saving import save_checkpoint
+from lmtrain.training.saving import CheckpointSaver
 from lmtrain.training.schedule import learning_rate, make_budget
 from lmtrain.training.train_state import TrainState
 from tests.training.helpers import CIRCUMSTANCES, start, with_forward
@@ -173,7 +173,7 @@ def copied_for_every_kill(run_dir: Path, folder: Path) -> Iterator[list[Path]]:
         copies.append(folder / f"{len(copies)}")
         shutil.copytree(run_dir, copies[-1])
 
-    step, record = loop.train_step, RunMonitor.record
+    step, record, save_ = loop.train_step, RunMonitor.record, CheckpointSaver.save
 
     def stepped(state: TrainState, lr: float) -> None:
         step(state, lr)
@@ -183,12 +183,13 @@ def copied_for_every_kill(run_dir: Path, folder: Path) -> Iterator[list[Path]]:
         record(*arguments)
         copy()
 
-    def saved(*arguments: Any, **options: Any) -> None:
-        save_checkpoint(*arguments, **options)
+    def saved(saver: CheckpointSaver, *arguments: Any) -> None:
+        save_(saver, *arguments)
+        saver.wait()
         copy()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "train_step", stepped)
         patch.setattr(RunMonitor, "record", recorded)
-        patch.setattr(trainer, "save_checkpoint", saved)
+        patch.setattr(CheckpointSaver, "save", saved)
         yield copies

@@ -13,7 +13,8 @@ import pytest
 from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
-from lmtrain.training import train_state, trainer
+from lmtrain.training import train_state
+from lmtrain.training.saving import CheckpointSaver
 from tests.helpers import flip_bit
 from tests.training.helpers import change, curves, last_hash, logged, run, run_state, verified_steps
 from tests.training.resuming import copied_for_every_kill
@@ -103,10 +104,10 @@ def test_a_kill_before_or_during_the_continuation_loses_nothing(
     first_curves = curves(run_dir)
     with monkeypatch.context() as patch:
 
-        def killed(*_: Any, **__: Any) -> None:
+        def killed(*_: Any) -> None:
             raise KeyboardInterrupt
 
-        patch.setattr(trainer, "save_checkpoint", killed)
+        patch.setattr(CheckpointSaver, "save", killed)
         with pytest.raises(KeyboardInterrupt):
             run(large, run_dir)
     assert run_folder.run_config(run_dir) == large

@@ -26,7 +26,7 @@ from lmtrain.training import loop
 from lmtrain.training.costs import memory_estimate
 from lmtrain.training.loop import train_step
 from lmtrain.training.parallel import choose_strategy, with_micro_batch
-from lmtrain.training.saving import save_checkpoint
+from lmtrain.training.saving import CheckpointSaver
 from lmtrain.training.sharding import is_sharded, local_rows
 from lmtrain.training.train_state import TrainState, restore, snapshot
 from tests.helpers import CPU, read
@@ -185,7 +185,8 @@ def test_each_process_reads_holds_and_writes_only_its_rows_of_a_sharded_state(
         for name in ("full_tensor", "redistribute"):
             monkeypatch.setattr(DTensor, name, gather)
         restore(state, found)
-        save_checkpoint(target, state.counters.step, *snapshot(state, None, **CIRCUMSTANCES), processes, keep=1)
+        with CheckpointSaver(target, 1, processes) as saver:
+            saver.save(state.counters.step, *snapshot(state, None, **CIRCUMSTANCES))
         moments = [value for entries in state.optimizer.state.values() for value in entries.values() if value.ndim]
         return [sum(elements), sum((local_rows(value)[1] if is_sharded(value) else value).nbytes for value in moments)]
 
@@ -219,8 +220,8 @@ def test_scalar_gains_of_older_checkpoints_are_read(tiny: Config, tmp_path: Path
     def work(processes: ProcessGroup) -> None:
         state = start(config, processes)
         restore(state, checkpoint.load(run_checkpoints.choose(old, "last")))
-        step, parts = state.counters.step, snapshot(state, None, **CIRCUMSTANCES)
-        save_checkpoint(tmp_path / "resumed", step, *parts, processes, keep=1)
+        with CheckpointSaver(tmp_path / "resumed", 1, processes) as saver:
+            saver.save(state.counters.step, *snapshot(state, None, **CIRCUMSTANCES))
 
     together(2, work, tmp_path / "log")
     assert last_hash(tmp_path / "resumed") == last_hash(new)

@@ -22,7 +22,7 @@ from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training import loop
 from lmtrain.training.loop import train_step
 from lmtrain.training.parallel import check_agreement
-from lmtrain.training.saving import save_checkpoint
+from lmtrain.training.saving import CheckpointSaver
 from lmtrain.training.train_state import TrainState, snapshot
 from tests.helpers import TINY, Child
 from tests.training.helpers import CIRCUMSTANCES, change, last_hash, run, run_state, start, verified_steps
@@ -79,10 +79,12 @@ def test_a_failed_save_of_one_process_leaves_the_previous_checkpoint(
             write(path, data)
 
         state = start(change(tiny, train__parallel="fsdp"), processes)
-        save_checkpoint(run_dir, 1, *snapshot(state, None, **CIRCUMSTANCES), processes, keep=1)
-        processes.barrier()
-        monkeypatch.setattr(disk, "write", harmed)
-        save_checkpoint(run_dir, 2, *snapshot(state, None, **CIRCUMSTANCES), processes, keep=1)
+        with CheckpointSaver(run_dir, 1, processes) as saver:
+            saver.save(1, *snapshot(state, None, **CIRCUMSTANCES))
+            saver.wait()
+            processes.barrier()
+            monkeypatch.setattr(disk, "write", harmed)
+            saver.save(2, *snapshot(state, None, **CIRCUMSTANCES))
 
     ranks = train_ranks(2, work, tmp_path / "log")
     statuses = ranks.end()

@@ -23,7 +23,7 @@ from lmtrain.training.loop import train_step
 from lmtrain.training.meter import Meter
 from lmtrain.training.monitor import RunMonitor
 from lmtrain.training.optimizers import optimizer_tensors, update_ema
-from lmtrain.training.saving import save_checkpoint
+from lmtrain.training.saving import CheckpointSaver
 from lmtrain.training.train_state import StepStatistics, TrainState, new_state
 from lmtrain.training.validation import evaluate_step
 from tests.helpers import choices, flip_bit
@@ -250,12 +250,13 @@ def test_an_interrupted_run_saves_no_step_twice(
     tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupt_after: Callable[[int, int], None]
 ) -> None:
     saved: list[int] = []
+    save = CheckpointSaver.save
 
-    def counted(run_dir: Path, step: int, *arguments: Any, **options: Any) -> None:
+    def counted(saver: CheckpointSaver, step: int, *parts: Any) -> None:
         saved.append(step)
-        save_checkpoint(run_dir, step, *arguments, **options)
+        save(saver, step, *parts)
 
-    monkeypatch.setattr(trainer, "save_checkpoint", counted)
+    monkeypatch.setattr(CheckpointSaver, "save", counted)
     interrupt_after(3, signal.SIGTERM)
     assert run(change(tiny, train__save_minutes=1e-9), tmp_path)[0].status == "interrupted"
     assert saved == [1, 2, 3]
@@ -305,17 +306,18 @@ def test_a_budget_in_time_may_end_while_the_last_checkpoint_is_saved(
     tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace
 ) -> None:
     """After five of six seconds. The run is finished then."""
+    save = CheckpointSaver.save
 
     def step(state: TrainState, lr: float) -> None:
         clock.seconds += 1.0
         train_step(state, lr)
 
-    def slowly(*arguments: Any, **options: Any) -> None:
+    def slowly(*arguments: Any) -> None:
         clock.seconds += 2.0
-        save_checkpoint(*arguments, **options)
+        save(*arguments)
 
     monkeypatch.setattr(loop, "train_step", step)
-    monkeypatch.setattr(trainer, "save_checkpoint", slowly)
+    monkeypatch.setattr(CheckpointSaver, "save", slowly)
     config = change(tiny, train__steps=None, train__max_minutes=0.1, train__eval_steps=5)
     first = run(config, tmp_path)[0]
     assert (first.status, first.step, clock.seconds) == ("finished", 5, 7.0)

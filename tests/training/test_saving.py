@@ -1,5 +1,6 @@
-"""Saving a checkpoint: a full disk, and tensors that are not finite."""
+"""Checkpoints written in the background: what is copied, in which order they appear, and how failures are raised."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.system import disk
-from lmtrain.training.saving import save_checkpoint
+from lmtrain.training.saving import CheckpointSaver
 from tests.training.helpers import full_disk
 
 
@@ -16,19 +17,81 @@ def state(value: float) -> checkpoint.Tensors:
     return {"model": {"weight": torch.full((4,), value)}}
 
 
-def test_a_failed_write_leaves_the_previous_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_checkpoint(tmp_path, 1, state(1.0), {"score": None}, keep=1)
-    monkeypatch.setattr(disk, "write", full_disk)
+def weight(run_dir: Path, step: int) -> list[float]:
+    return checkpoint.load(run_checkpoints.choose(run_dir, str(step))).tensors["model"]["weight"][...].tolist()
+
+
+def test_the_copy_is_of_the_moment_of_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, real = threading.Event(), disk.write
+
+    def slow(path: Path, data: bytes) -> None:
+        assert go.wait(20)
+        real(path, data)
+
+    monkeypatch.setattr(disk, "write", slow)
+    tensors = state(1.0)
+    with CheckpointSaver(tmp_path, keep=5) as saver:
+        saver.save(1, tensors, {"score": None})
+        tensors["model"]["weight"].fill_(2.0)  # the next step
+        saver.check()
+        assert not run_checkpoints.folders(tmp_path)  # nothing is there until all of it is
+        go.set()
+        saver.save(2, tensors, {"score": None})
+    assert weight(tmp_path, 1) == [1.0] * 4
+    assert weight(tmp_path, 2) == [2.0] * 4
+
+
+@pytest.mark.parametrize("call", ["check", "save", "wait", "end"])
+def test_a_failed_write_is_raised_and_leaves_the_previous_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def fail_to_save() -> None:
+        with CheckpointSaver(tmp_path, keep=1) as saver:
+            saver.save(1, state(1.0), {"score": None})
+            saver.wait()
+            monkeypatch.setattr(disk, "write", full_disk)
+            saver.save(2, state(2.0), {"score": None})
+            assert saver._pending is not None
+            saver._pending.exception()  # until it is done
+            if call == "check":
+                saver.check()
+            elif call == "wait":
+                saver.wait()
+            elif call == "save":
+                saver.save(3, state(3.0), {"score": None})
+
     with pytest.raises(LmtrainError, match="No space left on device"):
-        save_checkpoint(tmp_path, 2, state(2.0), {"score": None}, keep=1)
+        fail_to_save()
     assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
-    last = checkpoint.load(run_checkpoints.choose(tmp_path, "last"))
-    assert last.tensors["model"]["weight"][...].tolist() == [1.0] * 4
+    assert weight(tmp_path, 1) == [1.0] * 4
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_tensors_that_are_not_finite_are_never_written(tmp_path: Path, value: float) -> None:
     tensors = {**state(1.0), "optimizer": {"weight/exp_avg": torch.tensor([0.0, value])}}
-    with pytest.raises(LmtrainError, match="weight/exp_avg is not finite"):
-        save_checkpoint(tmp_path, 1, tensors, {"score": None}, keep=1)
+    with pytest.raises(LmtrainError, match="weight/exp_avg is not finite"), CheckpointSaver(tmp_path, keep=1) as saver:
+        saver.save(1, tensors, {"score": None})
     assert not run_checkpoints.folders(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted by Linux's files")
+@pytest.mark.usefixtures("two_threads")
+def test_writing_starts_no_threads_of_openmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more threads than cores, those of the training steps would sleep instead of spin."""
+    found: list[set[str]] = []
+    real = disk.write
+
+    def running() -> set[str]:
+        return {path.name for path in Path("/proc/self/task").iterdir()}
+
+    def noted(path: Path, data: bytes) -> None:
+        found.append(running())
+        real(path, data)
+
+    monkeypatch.setattr(disk, "write", noted)
+    large = torch.ones(2**20)
+    large.add_(1.0)  # the threads of this one
+    before = running()
+    with CheckpointSaver(tmp_path, keep=1) as saver:
+        saver.save(1, {"model": {"weight": large}}, {"score": None})
+    assert {len(now - before) for now in found} == {1}  # one of an earlier test may end meanwhile
