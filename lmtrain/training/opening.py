@@ -119,11 +119,14 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, last: Check
     stored = run_folder.run_config(run_dir)
     fixed_schedule = info.schedule is None or stored.train.max_minutes is not None
     free = CHANGEABLE_FIELDS if fixed_schedule else CHANGEABLE_FIELDS | SCHEDULE_FIELDS
-    changed = [f"{key}: {old} -> {new}" for key, (old, new) in differences(stored, config).items() if key not in free]
+    changed = {key: values for key, values in differences(stored, config).items() if key not in free}
     if changed:
+        fields = "; ".join(f"{key}: {old} -> {new}" for key, (old, new) in changed.items())
+        is_budget = changed.keys() <= SCHEDULE_FIELDS | {"train.max_minutes"}
         raise LmtrainError(
-            f"{run_dir} was started with another configuration ({'; '.join(changed)}): "
+            f"{run_dir} was started with another configuration ({fields}): "
             f"give the old values, or train another run with run.name={run_dir.name}-2, without --resume"
+            f"{f'; train.init_from={run_dir} starts it from the weights of this one' if is_budget else ''}"
         )
     check_model(last, config.model)
     for what, then, now in (

@@ -41,6 +41,7 @@ class RunPlan:
     """The plan of a run before its text is read; `prepare` completes it."""
 
     config: Config
+    """With `recipe_overrides` it is the recipe for a stand-in text."""
     run_dir: Path
     recipe_overrides: Sequence[str] | None = None
     """The overrides of the automatic recipe, if that is to be chosen by the text."""

@@ -27,8 +27,9 @@ from tests.model.models import PLAIN, VARIANTS
 
 WORDS = TRAINED["word"]
 BLOCKED = [WORDS.encode("<unk>")[0]]
-SOME = [VARIANTS[0], VARIANTS[4], VARIANTS[6], VARIANTS[8], VARIANTS[-2], VARIANTS[-1], PLAIN[0]]
-"""A few kinds of caches."""
+KINDS = ("full", "local+strided", "compressed", "linear")
+SOME = [fields for fields in VARIANTS if fields.get("attention", "full") in KINDS] + PLAIN[:1]
+"""Every kind of cache, pointer, output and embedding."""
 
 
 def both(tmp_path: Path, **fields: Any) -> tuple[LanguageModel, LmtrainForCausalLM]:

@@ -57,10 +57,13 @@ def test_a_changed_field_of_the_identity_is_rejected_by_name(tiny: Config, store
         with pytest.raises(LmtrainError) as rejection:
             check_same_run(changed, store, tmp_path, found)
         difference = f"({field}: {flat(tiny)[field]} -> {flat(changed)[field]})"
-        assert str(rejection.value) == (
+        expected = (
             f"{tmp_path} was started with another configuration {difference}: "
             f"give the old values, or train another run with run.name={tmp_path.name}-2, without --resume"
         )
+        if field in ("train.steps", "train.max_minutes"):
+            expected += f"; train.init_from={tmp_path} starts it from the weights of this one"
+        assert str(rejection.value) == expected
     with pytest.raises(LmtrainError, match=r"another configuration \(run\.seed: 1 -> 2\)"):
         run(change(tiny, run__seed=2), tmp_path)
 
