@@ -26,7 +26,7 @@ def test_capacity_for() -> None:
 
 @pytest.fixture
 def recordings(monkeypatch: pytest.MonkeyPatch) -> list[set[tuple[int, ...]]]:
-    """A step that is computed anew instead of replayed: for each recording, the memory in which the state was found."""
+    """A step that is computed, not replayed: for each recording, the memory in which the state was found."""
     found: list[set[tuple[int, ...]]] = []
     decode_step = LanguageModel.decode_step
 
