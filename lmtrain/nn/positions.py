@@ -37,9 +37,11 @@ def rotate(x: Tensor, by: Tensor) -> Tensor:
     (x[i] cos - x[i + D/2] sin, x[i + D/2] cos + x[i] sin), so that a rotated query times a rotated key depends only on
     the difference of their positions.
     """
-    cos, sin = by
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    cos, sin = by.unsqueeze(-2)  # (..., T, 1, D / 2)
+    halves = x.view(*x.shape[:-1], 2, cos.shape[-1])
+    # Only operators that keep the order of x in memory, in which fused attention also writes its result: a query with
+    # its heads in another order than the output projection reads them would cost a copy in each pass.
+    return (halves * cos + halves.flip(-2) * torch.cat((-sin, sin), dim=-2)).flatten(-2).to(x.dtype)
 
 
 def alibi_slopes(heads: int) -> Tensor:

@@ -50,6 +50,13 @@ def test_rotation_is_two_by_two_rotation_of_the_documented_pairs() -> None:
         assert rotated[i + 2].item() == pytest.approx(pair.imag, abs=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotation_keeps_the_order_in_memory(dtype: torch.dtype) -> None:
+    inner_heads = torch.randn(2, 5, 3, 8).to(dtype).transpose(1, 2)  # as a linear layer writes its heads
+    rotated = rotate(inner_heads, rotation(torch.arange(5), 8))
+    assert rotated.stride() == inner_heads.stride() != rotated.contiguous().stride()
+
+
 def matrix(position: int, dim: int) -> Tensor:
     """R(position), so that R x is x rotated: what the rotation makes of the unit vectors, as columns."""
     return rotate(torch.eye(dim, dtype=torch.float64), rotation(torch.full((dim,), position), dim)).T
