@@ -207,7 +207,8 @@ def test_a_schedule_that_follows_the_clock_can_not_change(
     field: str,
     value: Any,
 ) -> None:
-    config = change(little, **STABLE | {"train__steps": steps, "train__max_minutes": 9.0, "train__warmup": 0.1})
+    budget = {"train__steps": steps, "train__max_minutes": 9.0, "train__warmup": 0.1}
+    config = change(little, **STABLE | budget, train__compile=False)  # so long a run would be compiled
     interrupt_after(2, signal.SIGTERM)
     run(config, tmp_path)
     old = getattr(config.train, field)
