@@ -39,8 +39,8 @@ def rotate(x: Tensor, by: Tensor) -> Tensor:
     """
     cos, sin = by.unsqueeze(-2)  # (..., T, 1, D / 2)
     halves = x.view(*x.shape[:-1], 2, cos.shape[-1])
-    # Only operators that keep the order of x in memory, in which fused attention also writes its result: a query with
-    # its heads in another order than the output projection reads them would cost a copy in each pass.
+    # These operators keep the order of x in memory. Fused attention on a GPU writes its result in the query's order, so
+    # another one would cost a copy before the output projection, and one in the backward pass.
     return (halves * cos + halves.flip(-2) * torch.cat((-sin, sin), dim=-2)).flatten(-2).to(x.dtype)
 
 
