@@ -74,7 +74,7 @@ def find_run(path: Path | None, runs_dir: Path) -> Path:
     places = [] if path is None else [path, runs_dir / path]
     for folder in places:
         if is_run(folder):
-            return folder
+            return folder if folder.name not in ("", "..") else folder.resolve()  # `.` says no name
     with read_errors(runs_dir):
         folders = [*runs_dir.iterdir()] if runs_dir.is_dir() else []
     pattern = f"{CHECKPOINTS}/{STEP_PREFIX}*"

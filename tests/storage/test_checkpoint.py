@@ -185,3 +185,14 @@ def test_a_path_is_found_before_a_run_of_that_name(
     for path in ("book", "runs/book"):
         run_folder.create_run(Path(path), tiny)
     assert run_folder.find_run(Path("book"), Path("runs")) == Path("book")
+
+
+def test_a_run_named_by_a_path_without_its_name_has_one(
+    tmp_path: Path, tiny: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_folder.create_run(tmp_path / "book", tiny)
+    monkeypatch.chdir(tmp_path / "book/checkpoints")
+    for path in ("..", "../checkpoints/.."):
+        assert run_folder.find_run(Path(path), Path("runs")) == tmp_path / "book"
+    monkeypatch.chdir(tmp_path / "book")
+    assert run_folder.find_run(Path(), Path("runs")) == tmp_path / "book"
