@@ -9,6 +9,7 @@ from lmtrain import __version__
 from lmtrain.config import yaml_values
 from lmtrain.config.schema import Config
 from lmtrain.data.corpus import open_corpus
+from lmtrain.data.sources import KNOWN
 from lmtrain.data.tokens import find_store
 from lmtrain.errors import LmtrainError
 from lmtrain.model.trained import TrainedWeights
@@ -64,7 +65,10 @@ The configuration, without the values that are lmtrain's defaults, for `lmtrain 
 def model_card(trained: TrainedWeights, folder: str) -> str:
     """Return the text of the card in a folder of this name."""
     config, info, tokenizer = trained.config, trained.info, trained.tokenizer
-    source = Path(config.data.source).name if Path(config.data.source).is_absolute() else config.data.source
+    source = config.data.source
+    if Path(source).is_absolute():
+        name = Path(source).name
+        source = f"./{name}" if name in KNOWN else name
     data = source if config.data.subset is None else f"{source}, {config.data.subset}"
     machine = info.get("machine")
     machine = machine if isinstance(machine, dict) else {}

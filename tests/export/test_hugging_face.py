@@ -224,6 +224,14 @@ def test_a_card_does_not_show_where_a_file_of_data_is(tmp_path: Path) -> None:
     assert safe_load(recipe(card))["data"]["source"] == "book.txt"
 
 
+@pytest.mark.parametrize("name", ["sample", "wikitext-2"])
+def test_a_card_tells_a_folder_from_a_corpus_of_the_same_name(tmp_path: Path, name: str) -> None:
+    found = trained_weights(stored_run(tmp_path / "run"), None, "auto")
+    card = model_card(replace(found, config=load(found.config, [f"data.source=/home/me/{name}"], {})), "hf")
+    assert f"| data | ./{name} |" in card
+    assert safe_load(recipe(card))["data"]["source"] == f"./{name}"
+
+
 def test_the_card_and_the_configuration_have_the_values_of_the_run(tmp_path: Path) -> None:
     run_dir = stored_run(tmp_path / "run", layers=3)
     export(run_dir, tmp_path / "hf", None, "auto")
