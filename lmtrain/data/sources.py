@@ -55,18 +55,26 @@ class Source:
 def find_source(data: DataConfig) -> Source:
     """Return the source that `data.source` names: a known name, else an existing path, else a hub id.
 
-    Raises LmtrainError if it is none of these, or a file or folder that can't be used.
+    Raises LmtrainError if it is none of these, or a file or folder that can't be used, and UsageError if a field is set
+    that has no meaning with the source.
     """
-    if data.source in KNOWN and data.subset is not None:
-        raise UsageError(f"data.subset has no meaning with data.source={data.source}: leave it out")
     if data.source == "sample":
+        _reject_fields(data, "subset", "revision")
         return _sample(data)
     if data.source in KNOWN:
+        _reject_fields(data, "subset")
         return _hub(data, _WIKITEXT, _WIKITEXT_SUBSETS[data.source], data.revision or _WIKITEXT_REVISION)
     if path := local_path(data.source):
+        _reject_fields(data, "subset", "revision")
         return _local(path, data)
     _check_hub_id(data.source)
     return _hub(data, data.source, data.subset, data.revision)
+
+
+def _reject_fields(data: DataConfig, *names: str) -> None:
+    for name in names:
+        if getattr(data, name) is not None:
+            raise UsageError(f"data.{name} has no meaning with data.source={data.source}: leave it out")
 
 
 def local_path(source: str) -> Path | None:

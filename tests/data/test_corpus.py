@@ -315,8 +315,25 @@ def test_corpus_folders_differ_by_source(tmp_path: Path, monkeypatch: pytest.Mon
     folders = {find_source(DataConfig(**fields)).folder for fields in sources}
     assert len(folders) == len(sources)
     assert {"owner--name", "wikitext-2", "sample-2000"} <= folders
-    with pytest.raises(UsageError, match=r"data\.subset has no meaning"):
-        find_source(DataConfig(source="wikitext-2", subset="part"))
+
+
+@pytest.mark.parametrize(
+    ("source", "field"),
+    [
+        ("wikitext-2", "subset"),
+        ("sample", "subset"),
+        ("sample", "revision"),
+        ("book.txt", "subset"),
+        ("book.txt", "revision"),
+    ],
+)
+def test_a_field_without_meaning_for_the_source_is_rejected(
+    tmp_path: Path, source: str, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("book.txt").write_text("one two three\n")
+    with pytest.raises(UsageError, match=rf"data\.{field} has no meaning with data\.source={source}"):
+        find_source(DataConfig(source=source, **{field: "main"}))
 
 
 def another_grammar() -> sample.Grammar:
