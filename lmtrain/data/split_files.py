@@ -29,7 +29,7 @@ def find_splits(folder: Path) -> dict[str, list[Path]]:
     - If all text is in one subfolder, the names inside it count.
 
     Messages say what is not used. Raises LmtrainError if there is no training text, if two files or folders claim one
-    split, if a shard is missing, or if a link leads to a missing file.
+    split, if a shard of a named split is missing, or if a link leads to a missing file.
     """
     every = [*_files(folder, set())]
     named = [path for path in every if kind(path) in SUFFIXES]
@@ -84,6 +84,8 @@ def _named_splits(folder: Path, texts: list[Path]) -> dict[str, list[Path]]:
             both = f"{name_in(folder, other[0])} and {name}/"
             raise LmtrainError(f"{folder} has its {split} split in two places, {both}: keep one of them")
         splits[split] = [path for path in texts if path.is_relative_to(folder / name)]
+    for split, paths in splits.items():
+        _reject_missing_shards(folder, split, paths)
     return splits
 
 
@@ -147,9 +149,17 @@ def _in_order(folder: Path, split: str, paths: list[Path]) -> list[Path]:
         raise LmtrainError(
             f"{folder} has several files for its {split} split, {names}: keep one of them, or number them all"
         )
-    shards = [match for path in paths if (match := SHARD.search(plain(path).stem))]
-    if shards:
-        total = int(shards[0][2])
-        if total != len(paths) or sorted(int(match[1]) for match in shards) != list(range(total)):
-            raise LmtrainError(f"{folder} has {len(paths)} of the {total} files of its {split} split: get the others")
     return sorted(paths, key=lambda path: numbers.get(path, 0))
+
+
+def _reject_missing_shards(folder: Path, split: str, paths: list[Path]) -> None:
+    """Raise LmtrainError if a file of a split is one of several, `part-00000-of-00003.txt`, and not all exist."""
+    shards: dict[tuple[Path, str, int], list[int]] = {}
+    for path in paths:
+        if match := SHARD.search(stem := plain(path).stem):
+            shards.setdefault((path.parent / stem[: match.start()], path.suffix, int(match[2])), []).append(
+                int(match[1])
+            )
+    for (_, _, total), numbers in shards.items():
+        if len(numbers) != total or sorted(numbers) != list(range(total)):
+            raise LmtrainError(f"{folder} has {len(numbers)} of the {total} files of its {split} split: get the others")

@@ -183,6 +183,20 @@ def test_a_missing_shard_is_named(tmp_path: Path, shards: str) -> None:
         find_splits(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "names", ["part-0-of-3.txt part-2-of-3.txt", "a-0-of-1.txt b-1-of-2.txt", "1/a-0-of-2.txt 2/a-1-of-2.txt"]
+)
+def test_a_missing_shard_in_the_folder_of_a_split_is_named(tmp_path: Path, names: str) -> None:
+    fill(tmp_path, " ".join(f"train/{name}" for name in names.split()))
+    with pytest.raises(LmtrainError, match=r"\d of the \d files of its train split: get the others"):
+        find_splits(tmp_path)
+
+
+def test_whole_sets_of_shards_in_the_folder_of_a_split_are_accepted(tmp_path: Path) -> None:
+    fill(tmp_path, "train/a-0-of-2.txt train/a-1-of-2.txt train/b-0-of-1.txt train/b-0-of-1.md train/c.txt")
+    assert len(find_splits(tmp_path)["train"]) == 5
+
+
 @pytest.mark.parametrize("name", ["valid.txt", "train/a.txt", "source"])
 def test_a_link_to_a_missing_file_is_not_ignored(tmp_path: Path, name: str) -> None:
     fill(tmp_path, "train/b.txt")
