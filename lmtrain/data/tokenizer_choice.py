@@ -42,11 +42,8 @@ def resolve(config: TokenizerConfig, corpus: Corpus) -> TokenizerConfig:
 
 
 def of_store(config: TokenizerConfig, store: TokenStore) -> TokenizerConfig:
-    """Return what `resolve` made of `config` when this store was made with it.
-
-    A tokenizer that lmtrain did not train has no kind that a configuration could name.
-    """
-    if config.file is not None or store.manifest["kind"] == "file":
+    """Return what `resolve` made of `config` when this store was made with it."""
+    if config.file is not None:
         return config
     return config.model_copy(update={"kind": store.manifest["kind"], "vocab_size": store.manifest["vocab_limit"]})
 
