@@ -111,6 +111,7 @@ def test_figures_under_their_own_names() -> None:
     replaced = dataclasses.replace(score, unknown_share=0.25)  # the bytes of unknown words were not predicted
     assert replaced.figures() == {key: value for key, value in score.figures().items() if key != "bits_per_byte"}
     assert replaced.summary() == score.summary() | {"bits_per_byte": None, "unknown_share": 0.25}
+    assert dataclasses.replace(score, estimated=True).summary() == score.summary() | {"estimated": True}
     huge = Score(1e9, 1, 1, 1, 1, 1)
     assert huge.word_perplexity == math.inf
     assert (huge.summary()["word_perplexity"], huge.summary()["nats"]) == (None, 1e9)
