@@ -68,7 +68,7 @@ def make_budget(config: Config, store: TokenStore) -> Budget:
     train, steps = config.train, _budget_steps(config, sample_order(config, store).per_epoch())
     if steps is not None and train.warmup >= 1:
         decay = train.decay if train.schedule == "wsd" else 0.0
-        if train.warmup > (1 - decay) * steps:
+        if train.warmup > (1 - decay + 1e-9) * steps:
             raise UsageError(
                 f"train.warmup={train.warmup:g} does not fit into the run of {steps:,} steps"
                 f"{f' beside train.decay={decay:g}' if decay else ''}: lower it"

@@ -49,6 +49,7 @@ def test_the_first_steps_of_two_budgets_have_the_same_learning_rates_to_the_last
 
 def test_a_warmup_in_steps_must_fit_into_the_run() -> None:
     _budget(_config(steps=100, warmup=80, schedule="wsd", decay=0.2))
+    _budget(_config(steps=1000, warmup=200, schedule="wsd", decay=0.8))
     _budget(_config(steps=100, warmup=100))
     with pytest.raises(UsageError, match=r"train.warmup=81 does not fit .* of 100 steps beside train.decay=0.2: lower"):
         _budget(_config(steps=100, warmup=81, schedule="wsd", decay=0.2))
