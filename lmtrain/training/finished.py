@@ -42,12 +42,12 @@ def finished_outcome(
     if folder is None:
         return None
     last = read_info(load(folder, verify_hashes=False))
-    stopped_early = out_of_patience(config, last.counters)
+    is_short = budget.progress(last.counters.step, last.seconds) < 1.0
+    stopped_early = is_short and out_of_patience(config, last.counters)
     if run_config(run_dir).train.teacher != config.train.teacher:
         return None  # `restore` compares what they are
     # A budget in time can't change, and was perhaps spent only while the last checkpoint was saved.
-    is_short = budget.seconds is None and budget.progress(last.counters.step, last.seconds) < 1.0
-    if is_short and not stopped_early:
+    if is_short and budget.seconds is None and not stopped_early:
         return None
 
     def valid_state() -> str | None:

@@ -107,6 +107,8 @@ class Trainer:
 
     def finish(self) -> Outcome:
         """Evaluate the last step, wait for its checkpoint, and score the best checkpoint."""
+        # With some of the budget left, it is patience that ended the loop.
+        status: Literal["stopped early", "finished"] = "stopped early" if self.progress() < 1.0 else "finished"
         if self.state.counters.evaluated != self.state.counters.step:
             self.evaluate()
         processes = self.state.processes
@@ -120,8 +122,7 @@ class Trainer:
         report = "\n".join(["the best checkpoint on the whole validation split:", *score.lines()])
         self.monitor.text(step, "final", literal(report))
         self.monitor.state("finished", step=step, minutes=minutes, best_step=best_step, valid=score.summary())
-        stopped_early = out_of_patience(self.state.config, self.state.counters)
-        return Outcome("stopped early" if stopped_early else "finished", step, minutes, score, best_step)
+        return Outcome(status, step, minutes, score, best_step)
 
     def save_interrupted(self, signal: str) -> Outcome:
         """Save a checkpoint of the current step, unless there is one, after the signal of this name."""

@@ -437,6 +437,10 @@ def test_an_equal_score_is_no_new_best(tiny: Config, tmp_path: Path, monkeypatch
     monkeypatch.setattr(loop, "train_step", count)
     outcome, _ = run(change(tiny, train__steps=100, train__eval_steps=2, train__patience=3), tmp_path)
     assert (outcome.status, outcome.step, outcome.best_step) == ("stopped early", 8, 2)
+    config = change(tiny, run__name="whole", train__steps=8, train__eval_steps=2, train__patience=3)
+    for _ in range(2):  # all steps are done, and then the run is found as it is
+        outcome, _ = run(config, tmp_path / "whole")
+        assert (outcome.status, outcome.step, outcome.best_step) == ("finished", 8, 2)
 
 
 def test_the_first_step_is_logged(tiny: Config, tmp_path: Path) -> None:
