@@ -31,10 +31,11 @@ def decoding(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
     if importlib.util.find_spec("transformers") is None:
         raise SystemExit("this needs transformers: pip install -c constraints.txt -e '.[hf]'")
     device, new = choose_device("auto"), arguments.new_tokens
-    options = [*recipe_options(arguments.recipe, folder), f"model.context={PROMPT + new + 1}", *arguments.overrides]
+    options = [*recipe_options(arguments.recipe, folder), f"model.context={PROMPT + new + 1}", "eval.stride=null"]
+    options += arguments.overrides
     options += [*random_corpus(folder, arguments.vocab_size), f"run.dir={folder}", "run.name=run"]
     costs = lmtrain("train", *options, "--dry-run")
-    one_step = ["train.steps=1", *ONLY_STEPS, "train.compile=false", "train.eval_tokens=100", "eval.stride=null"]
+    one_step = ["train.steps=1", *ONLY_STEPS, "train.compile=false", "train.eval_tokens=100"]
     lmtrain("train", *options, *one_step, "-q")
     model = costs["config"]["model"]
     shape = {name: model[name] for name in ("dim", "layers", "heads")} | {"vocab_size": costs["vocabulary"]}

@@ -23,8 +23,14 @@ from lmtrain.system.device import autocast, synchronize
 from lmtrain.system.machine import memory_bytes
 
 SEED, WORDS, BLOCKS = 0, 500_000, 5
-ONLY_STEPS = ["train.epochs=null", "train.tokens=null", "train.max_minutes=null", "train.sample_prompts=[]"]
-"""Overrides of a run with a budget in steps that writes no texts."""
+ONLY_STEPS = [
+    "train.epochs=null",
+    "train.tokens=null",
+    "train.max_minutes=null",
+    "train.warmup=0",
+    "train.sample_prompts=[]",
+]
+"""Overrides of a run with a budget in a few steps that writes no texts."""
 
 
 def training(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
