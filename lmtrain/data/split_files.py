@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lmtrain.data.local import CODE, SHARD, SPLIT_NAMES, SUFFIXES, kind, name_in, plain, reject_dangling
 from lmtrain.errors import LmtrainError
-from lmtrain.storage.files import MANIFEST
+from lmtrain.storage.files import MANIFEST, read_errors
 from lmtrain.storage.run_folder import CONFIG, METRICS
 from lmtrain.system.messages import log
 
@@ -101,7 +101,9 @@ def _files(folder: Path, seen: set[Path]) -> Iterator[Path]:
     Links to folders are followed. Each folder is read once; those that have been read are added to `seen`.
     """
     seen.add(folder.resolve())
-    for path in sorted(folder.iterdir()):
+    with read_errors(folder):
+        paths = sorted(folder.iterdir())
+    for path in paths:
         if path.name.startswith("."):
             continue
         if not path.is_dir():

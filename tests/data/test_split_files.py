@@ -1,13 +1,16 @@
 """Which files are which split by their names, and what is said of the others."""
 
+import errno
 import itertools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lmtrain.config.schema import DataConfig
 from lmtrain.data.corpus import download
+from lmtrain.data.sources import find_source
 from lmtrain.data.split_files import find_splits
 from lmtrain.errors import LmtrainError
 from tests.helpers import messages
@@ -195,6 +198,20 @@ def test_a_missing_shard_in_the_folder_of_a_split_is_named(tmp_path: Path, names
 def test_whole_sets_of_shards_in_the_folder_of_a_split_are_accepted(tmp_path: Path) -> None:
     fill(tmp_path, "train/a-0-of-2.txt train/a-1-of-2.txt train/b-0-of-1.txt train/b-0-of-1.md train/c.txt")
     assert len(find_splits(tmp_path)["train"]) == 5
+
+
+def test_a_subfolder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, "books/open.txt books/private/secret.txt")
+    iterdir = Path.iterdir
+
+    def listing(path: Path) -> Iterator[Path]:
+        if path.name == "private":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", listing)
+    with pytest.raises(LmtrainError, match=r"books/private can't be read: Permission denied"):
+        find_source(DataConfig(source=str(tmp_path / "books")))
 
 
 @pytest.mark.parametrize("name", ["valid.txt", "train/a.txt", "source"])
