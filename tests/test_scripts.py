@@ -139,14 +139,14 @@ SOURCE = SimpleNamespace(
 )
 def test_training_is_measured(script: Any, monkeypatch: pytest.MonkeyPatch, peers: list[str], expected: object) -> None:
     monkeypatch.setattr(bench_training, "load_source", lambda folder: SOURCE)
-    sizes = ["--vocab-size", "50", "--steps", "4", "model.context=8", "train.batch_size=2"]
-    (found,) = script(benchmark, "benchmarks", "train", "quickstart", *SMALL, *sizes, *peers)
+    sizes = ["--vocab-size", "50", "--steps", "4", "model.context=8", "train.batch_size=2", "eval.stride=null"]
+    (found,) = script(benchmark, "benchmarks", "train", "wikitext2", *SMALL, *sizes, *peers)
     rows = found["metrics"]["rows"]
     assert [(row["program"], row["compiled"]) for row in rows] == expected
     assert {(row["precision"], row["heap"]) for row in rows} == {("fp32", "retained")}
     assert all(row["tokens_per_second"] > 0 and row["peak_bytes"] > 1e7 for row in rows)
     assert all(0 < row["peak_share"] < 1 and row["estimated_bytes"] > 1e4 for row in rows[::2])
-    assert (found["settings"]["recipe"], found["settings"]["config"]["model"]["context"]) == ("quickstart", 8)
+    assert (found["settings"]["recipe"], found["settings"]["config"]["model"]["context"]) == ("wikitext2", 8)
     assert found["metrics"]["tokens_per_step"] == 16
 
 
@@ -174,7 +174,7 @@ def test_decoding_compares_like_with_like(script: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(record, "version", lambda package: "1.0")
     monkeypatch.setattr(bench_decoding, "choose_precision", lambda *_: "bf16")
     monkeypatch.setattr(bench_decoding, "CASES", ((1, 1), (2, 3)))
-    (found,) = script(benchmark, "benchmarks", "decode", *SMALL, "--vocab-size", "50", "--new-tokens", "3")
+    (found,) = script(benchmark, "benchmarks", "decode", "wikitext2", *SMALL, "--vocab-size", "50", "--new-tokens", "3")
     rows = found["metrics"]["rows"]
     cases = [(row["precision"], row["prompts"], row["beams"]) for row in rows]
     assert cases == [(kind, *case) for kind in ("fp32", "bf16") for case in ((1, 1), (2, 3))]
@@ -231,6 +231,25 @@ def test_peers_are_scored_over_every_token(
         assert row["curve"][-1] == [pytest.approx(181 * 0.0625 / 60), pytest.approx(words)]
         assert (row["parameters"], row["nats"]) == (words, pytest.approx(valid["tokens"] * math.log(words)))
         assert row["word_perplexity"] == pytest.approx(words)
+
+
+def test_the_schedule_of_a_peer_begins_after_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, ids = [], torch.arange(4).numpy()
+
+    def step(_number: int, progress: float) -> Tensor:
+        found.append(progress)
+        return torch.zeros(())
+
+    peer = bench_peers.Program(nn.Identity(), step, 1, Mock(), 1, 1, 1)
+    store = Mock(split=lambda _: SimpleNamespace(ids=ids), tokenizer=SimpleNamespace(vocab_size=4, eos_id=0))
+    seconds = iter((0.0, 0.0, 12.0, 36.0, 48.0, 60.0))  # the first step takes 12 of 60
+    monkeypatch.setattr(bench_peers, "PROGRAMS", {"peer": lambda *_: peer})
+    monkeypatch.setattr(bench_peers, "load_source", Mock())
+    monkeypatch.setattr(bench_peers, "open_store", lambda _: store)
+    monkeypatch.setattr(bench_peers, "evaluate", lambda *_, **__: SimpleNamespace(nats=1.0))
+    monkeypatch.setattr(bench_peers, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    bench_peers.measure_peer({"program": "peer", "source": "", "store": "", "threads": 1, "minutes": 1.0})
+    assert found == pytest.approx([0.0, 0.0, 0.5, 0.75])
 
 
 class Bigrams(nn.Module):
