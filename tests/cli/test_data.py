@@ -37,10 +37,10 @@ def test_a_configuration_and_overrides_say_what_to_do(lmtrain: Lmtrain, folder: 
 
 
 def test_texts_are_taken_literally(lmtrain: Lmtrain, folder: Path) -> None:
-    """For example a revision of digits only, and a path that is not valid YAML."""
+    """For example the name of a column of digits only, and a path that is not valid YAML."""
     text = folder / "a: b #1 [é].txt"
     text.write_text("a b c\n" * 100)
-    done = lmtrain("download", text.name, "data.revision=1234567", "data.dir=0x10")
+    done = lmtrain("download", text.name, "data.text_column=1234567", "data.dir=0x10")
     assert (done.code, done.err.count("lmtrain: data.")) == (0, 0)
     assert lmtrain("tokenize", text.name, "data.dir=0x10", "tokenizer.kind=bpe", "tokenizer.vocab_size=260").code == 0
     assert len(list((folder / "0x10").iterdir())) == 2
