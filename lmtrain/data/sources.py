@@ -74,7 +74,9 @@ def find_source(data: DataConfig) -> Source:
 def _reject_fields(data: DataConfig, *names: str) -> None:
     for name in names:
         if getattr(data, name) is not None:
-            raise UsageError(f"data.{name} has no meaning with data.source={data.source}: leave it out")
+            raise UsageError(
+                f"data.{name} has no meaning with data.source={data.source}: leave it out, or set it to null"
+            )
 
 
 def local_path(source: str) -> Path | None:

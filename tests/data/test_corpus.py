@@ -332,7 +332,7 @@ def test_a_field_without_meaning_for_the_source_is_rejected(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("book.txt").write_text("one two three\n")
-    with pytest.raises(UsageError, match=rf"data\.{field} has no meaning with data\.source={source}"):
+    with pytest.raises(UsageError, match=rf"data\.{field} has no meaning with data\.source={source}: .* null"):
         find_source(DataConfig(source=source, **{field: "main"}))
 
 
