@@ -159,7 +159,7 @@ def _reject_missing_shards(folder: Path, split: str, paths: list[Path]) -> None:
     shards: dict[tuple[Path, str, int], list[int]] = {}
     for path in paths:
         if match := SHARD.search(stem := plain(path).stem):
-            file_set = path.parent / stem[: match.start()], path.suffix, int(match[2])
+            file_set = path.parent / stem[: match.start()], plain(path).suffix, int(match[2])
             shards.setdefault(file_set, []).append(int(match[1]))
     for (_, _, total), numbers in shards.items():
         if len(numbers) != total or sorted(numbers) != list(range(total)):

@@ -197,7 +197,8 @@ def test_a_missing_shard_in_the_folder_of_a_split_is_named(tmp_path: Path, names
 
 def test_whole_sets_of_shards_in_the_folder_of_a_split_are_accepted(tmp_path: Path) -> None:
     fill(tmp_path, "train/a-0-of-2.txt train/a-1-of-2.txt train/b-0-of-1.txt train/b-0-of-1.md train/c.txt")
-    assert len(find_splits(tmp_path)["train"]) == 5
+    fill(tmp_path, "train/d-0-of-2.txt train/d-1-of-2.txt.gz")
+    assert len(find_splits(tmp_path)["train"]) == 7
 
 
 def test_a_subfolder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
