@@ -146,7 +146,7 @@ def _by_name(paths: list[Path]) -> dict[str, list[Path]]:
 def _in_order(folder: Path, split: str, paths: list[Path]) -> list[Path]:
     """The files of a split in order: one, or all the numbered parts of one."""
     numbers = {path: int(match[1]) for path in paths if (match := _NUMBER.search(plain(path).stem))}
-    if len(paths) > 1 and (len({*numbers.values()}) < len(paths) or len({path.suffix.lower() for path in paths}) > 1):
+    if len(paths) > 1 and (len({*numbers.values()}) < len(paths) or len({kind(path) for path in paths}) > 1):
         names = " and ".join(path.name for path in paths)
         raise LmtrainError(
             f"{folder} has several files for its {split} split, {names}: keep one of them, or number them all"
@@ -159,8 +159,11 @@ def _reject_missing_shards(folder: Path, split: str, paths: list[Path]) -> None:
     shards: dict[tuple[Path, str, int], list[int]] = {}
     for path in paths:
         if match := SHARD.search(stem := plain(path).stem):
-            file_set = path.parent / stem[: match.start()], plain(path).suffix, int(match[2])
+            file_set = path.parent / stem[: match.start()], kind(path), int(match[2])
             shards.setdefault(file_set, []).append(int(match[1]))
     for (_, _, total), numbers in shards.items():
         if len(numbers) != total or sorted(numbers) != list(range(total)):
-            raise LmtrainError(f"{folder} has {len(numbers)} of the {total} files of its {split} split: get the others")
+            raise LmtrainError(
+                f"{folder} has {len(numbers)} of the {total} files of its {split} split: it needs those numbered 0 to "
+                f"{total - 1}, each once"
+            )

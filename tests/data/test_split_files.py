@@ -74,6 +74,8 @@ def found(folder: Path) -> tuple[dict[str, str], list[str]]:
         ),
         ("main.py test.py test/a.py train.c", {"train": "main.py test/a.py test.py train.c"}),
         ("Train/a.txt DEV/b.txt", {"train": "Train/a.txt", "valid": "DEV/b.txt"}),
+        ("train-0-of-2.TXT train-1-of-2.txt.gz", {"train": "train-0-of-2.TXT train-1-of-2.txt.gz"}),
+        ("train/a-0-of-2.TXT train/a-1-of-2.txt", {"train": "train/a-0-of-2.TXT train/a-1-of-2.txt"}),
         (
             "novel-1.txt novel-2.txt novel-3.txt strangers-on-a-train.txt",
             {"train": "novel-1.txt novel-2.txt novel-3.txt strangers-on-a-train.txt"},
@@ -165,6 +167,7 @@ def test_a_folder_with_many_names_is_read_once(tmp_path: Path) -> None:
         ),
         ("train.txt train_1.txt", "several files for its train split"),
         ("train_1.txt train_2.jsonl", "several files for its train split"),
+        ("train_1.txt.gz train_2.jsonl.gz", "several files for its train split"),
         ("train-1.txt train_1.txt train-2.txt", "several files for its train split, train-1.txt and train-2.txt and"),
         ("train.txt train.jsonl", r"several files for its train split, train\.jsonl and train\.txt"),
         ("train.txt train/a.txt", r"its train split in two places, train\.txt and train/"),
@@ -187,11 +190,19 @@ def test_a_missing_shard_is_named(tmp_path: Path, shards: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "names", ["part-0-of-3.txt part-2-of-3.txt", "a-0-of-1.txt b-1-of-2.txt", "1/a-0-of-2.txt 2/a-1-of-2.txt"]
+    "names",
+    [
+        "part-0-of-3.txt part-2-of-3.txt",
+        "a-0-of-1.txt b-1-of-2.txt",
+        "1/a-0-of-2.txt 2/a-1-of-2.txt",
+        "a-1-of-2.txt a-2-of-2.txt",
+        "a-0-of-2.txt a-0-of-2.txt.gz",
+    ],
 )
 def test_a_missing_shard_in_the_folder_of_a_split_is_named(tmp_path: Path, names: str) -> None:
     fill(tmp_path, " ".join(f"train/{name}" for name in names.split()))
-    with pytest.raises(LmtrainError, match=r"\d of the \d files of its train split: get the others"):
+    needed = r"\d of the \d files of its train split: it needs those numbered 0 to \d, each once"
+    with pytest.raises(LmtrainError, match=needed):
         find_splits(tmp_path)
 
 
