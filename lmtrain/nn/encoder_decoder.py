@@ -187,8 +187,7 @@ class Decoder(nn.Module):
     def start(self, source: Tensor, valid: Tensor, memory: Tensor) -> DecoderState:
         """Return a state that has read nothing."""
         memories = [block.cross_attention.remember(memory) for block in self.blocks]
-        # Both kinds of attention have heads of the same number, width and type.
-        caches = [KeyValueCache(each.key[:, :, :0], each.value[:, :, :0]) for each in memories]
+        caches = [KeyValueCache(*block.self_attention.project(memory[:, :0])[1:]) for block in self.blocks]
         for cache in caches:
             cache.grow(self.capacity)
         return DecoderState(source, valid, memory, memories, caches)

@@ -1,7 +1,9 @@
 """The encoder-decoder: teacher forcing against cached steps and a greedy search, and its losses against loops."""
 
+import functools
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
@@ -22,8 +24,17 @@ from tests.nn.translation import BEGIN, END, INPUTS, KINDS, LENGTHS, SIZES, SOUR
 
 
 @pytest.mark.parametrize("copy", [False, True])
-@pytest.mark.parametrize(("attention", "position"), [*((kind, "pre") for kind in KINDS), (CrossAttention, "post")])
-def test_cached_steps_equal_teacher_forcing(attention: type[nn.Module], copy: bool, position: NormPosition) -> None:
+@pytest.mark.parametrize(
+    ("attention", "position"),
+    [
+        *((kind, "pre") for kind in KINDS),
+        (CrossAttention, "post"),
+        (functools.partial(CrossAttention, head_dim=6, value_head_dim=[3, 5]), "pre"),
+    ],
+)
+def test_cached_steps_equal_teacher_forcing(
+    attention: Callable[..., nn.Module], copy: bool, position: NormPosition
+) -> None:
     model = make(replace(SIZES, copy=copy, cross_attention=attention, norm_position=position))
     expected = model(SOURCE, INPUTS, VALID)
     log_probs, state = model.start(SOURCE, VALID)
