@@ -194,7 +194,7 @@ class ModelConfig(Section):
     def _check_attention(self) -> None:
         if not isinstance(self.attention, str) and len(self.attention) != self.layers:
             raise ValueError(f"model.attention names {len(self.attention)} layers, and model.layers={self.layers}")
-        for name in {self.attention} if isinstance(self.attention, str) else set(self.attention):
+        for name in (self.attention,) if isinstance(self.attention, str) else self.attention:
             parts = name.split("+")
             if any(part not in ATTENTION for part in parts):
                 raise ValueError(f"model.attention={name}: choose among {', '.join(ATTENTION)}")

@@ -257,6 +257,7 @@ def test_only_the_first_argument_may_be_a_text() -> None:
         (["model.attention=[full,full,full,induced]"], "model.attention=induced can't be causal"),
         (["model.attention=[full,local]"], "model.attention names 2 layers, and model.layers=4"),
         (["model.attention=sparse"], "model.attention=sparse: choose among full, local"),
+        (["model.attention=[d,c,b,a]"], "model.attention=d: choose among full, local"),
         (["model.attention=3"], "model.attention=3"),
         (["model.attention=full+local"], "a union is made of local, strided and global"),
         (["model.attention=local+local"], "each once"),
