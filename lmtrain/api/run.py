@@ -198,7 +198,7 @@ class Run:
             on_nats(nats)
             return nats
 
-        with self._bar("", min(limit or part.tokens, part.tokens)) as bar:
+        with self._bar(None, min(limit or part.tokens, part.tokens)) as bar:
             score = evaluate(
                 observed,
                 part,
@@ -242,9 +242,9 @@ class Run:
             raise TypeError(f"the text must be a str or a Path, not {type(text).__name__}")
         return text_split(text_lines(text), self.tokenizer, label="the text")
 
-    def _bar(self, title: str, tokens: int) -> "tqdm[NoReturn]":
+    def _bar(self, title: str | None, tokens: int) -> "tqdm[NoReturn]":
         disabled = not (self.progress and shows_bars())
-        return tqdm(desc=title or None, total=tokens, unit="tok", unit_scale=True, disable=disabled, delay=0.5)
+        return tqdm(desc=title, total=tokens, unit="tok", unit_scale=True, disable=disabled, delay=0.5)
 
 
 def load(

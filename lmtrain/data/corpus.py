@@ -106,8 +106,8 @@ def reject_foreign(folder: Path) -> None:
 def _write(folder: Path, text: Text, source: str) -> dict[str, dict[str, int]]:
     """Write the splits and return their counts.
 
-    If there is no valid split, the last 5 % of the training text are cut off for it. A single file is cut into 90 % for
-    train, 5 % for valid and 5 % for test.
+    If there is no valid split, `cut_split` cuts one off the training text. A single file is cut into train, valid and
+    test.
     """
     lines, counts = dict(text.splits), {}
     if "valid" not in lines:

@@ -27,7 +27,7 @@ _CANDIDATES = 8
 def describe(path: Path, backend: Any, document: Json, eos_token: str | None) -> Description:
     """Return the description of a tokenizer.json; its end-of-text token is `eos_token`, or if None one that is found.
 
-    Raises ValueError if it has no such token; the message continues "the tokenizer PATH ...".
+    Raises ValueError if it has no such token; the message continues "tokenizer PATH ...".
     """
     vocabulary = backend.get_vocab()
     eos, unk = eos_token or _end_of_text(path, vocabulary, backend), _unknown(document)

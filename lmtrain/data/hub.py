@@ -50,7 +50,7 @@ class _Card(BaseModel):
     """The machine-readable part of a dataset's card, as the hub documents it."""
 
     license: str | list[str] | None = None
-    configs: list[_Subset] | None = None
+    configs: list[_Subset] = []
 
 
 def fetch(dataset: str, subset: str | None, revision: str | None, text_column: str) -> Text:
@@ -61,7 +61,7 @@ def fetch(dataset: str, subset: str | None, revision: str | None, text_column: s
     _silence_libraries()
     folder = _download(dataset, revision, [_CARD])
     card = _card(dataset, folder / _CARD)
-    chosen = _choose(dataset, subset, card.configs or [])
+    chosen = _choose(dataset, subset, card.configs)
     paths = [path for paths in chosen.patterns().values() for path in paths]
     if any(":" in path or path.startswith("/") or ".." in path.split("/") for path in [*paths, chosen.data_dir]):
         raise LmtrainError(f"the card of dataset {dataset} names files outside the dataset: choose another")

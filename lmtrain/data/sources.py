@@ -108,9 +108,8 @@ def _local(path: Path, data: DataConfig) -> Source:
             files = find_splits(path)
     else:
         files = {"train": [path]}
-    every = [file for paths in files.values() for file in paths]
-    hashes = {file: sha256_file(file) for file in every}
-    column = data.text_column if any(local.kind(file) in local.READERS for file in every) else None
+    hashes = {file: sha256_file(file) for paths in files.values() for file in paths}
+    column = data.text_column if any(local.kind(file) in local.READERS for file in hashes) else None
     by_split = {split: {local.name_in(path, file): hashes[file] for file in paths} for split, paths in files.items()}
     # A file and a folder with only this file differ: one is split 90/5/5, the other 95/5.
     origin = {"files": by_split if path.is_dir() else by_split["train"], "text_column": column}

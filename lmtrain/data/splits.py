@@ -5,7 +5,7 @@
 
 import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 from lmtrain.errors import LmtrainError
+from lmtrain.storage.files import read_errors
 from lmtrain.system.messages import log, shows_bars
 
 _HEADING = re.compile(r" ?= [^=\s](?:.*[^=\s])? = ?")
@@ -77,6 +78,12 @@ def write_split(folder: Path, split: str, lines: Lines, label: str) -> dict[str,
     return {"lines": lines_count, "words": words, "bytes": size, "documents": len(starts)}
 
 
+def lines_of(text: Path) -> Iterator[str]:
+    """Yield the lines of a split's text, each with its line end."""
+    with read_errors(text), text.open(encoding="utf-8", newline="\n") as file:
+        yield from file
+
+
 def document_starts(text: Path) -> np.ndarray:
     """Return the lines at which the documents of a split start: (documents,) int64."""
     return np.load(text.with_suffix(".docs.npy"))
@@ -120,12 +127,11 @@ def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str) ->
     log.info(f"no valid split: the {unit} are cut, in order, into {percent}")
     is_start = np.zeros(whole["lines"], bool)
     is_start[starts] = True
-    counts = {}
-    with path.open(encoding="utf-8", newline="\n") as file:
-        for split, begin, end in zip(splits, [0, *bounds], [*bounds, whole["lines"]], strict=True):
-            part = zip((line[:-1] for line in islice(file, end - begin)), is_start[begin:end].tolist(), strict=True)
-            label = f"the {split} split, which is cut off {source} and could be a file of its own,"
-            counts[split] = write_split(folder, split, part, label)
+    counts, text = {}, lines_of(path)
+    for split, begin, end in zip(splits, [0, *bounds], [*bounds, whole["lines"]], strict=True):
+        part = zip((line[:-1] for line in islice(text, end - begin)), is_start[begin:end].tolist(), strict=True)
+        label = f"the {split} split, which is cut off {source} and could be a file of its own,"
+        counts[split] = write_split(folder, split, part, label)
     path.unlink()
     path.with_suffix(".docs.npy").unlink()
     return counts

@@ -62,7 +62,7 @@ class Tokenizer:
     def __init__(self, content: bytes, backend: Any, document: Json, description: Description) -> None:
         """Take a file's content, with its description in it, and the library's tokenizer and the document.
 
-        The message of a ValueError continues "the tokenizer PATH ...".
+        The message of a ValueError continues "tokenizer PATH ...".
         """
         vocabulary: dict[str, int] = backend.get_vocab()
         if not {description.eos, description.unk} - {None} <= vocabulary.keys():
@@ -233,7 +233,7 @@ class Tokenizer:
         if id == self.eos_id:
             return b"\n" if self.kind == "word" else b""
         if self.kind == "word":
-            return (b"" if before == self.eos_id else b" ") + self._token(id).encode()
+            return (b"" if before == self.eos_id else b" ") + self.token(id).encode()
         return self._bytes[id] if id in self._bytes else self._decoded(before, id).encode()
 
     def _decoded(self, before: int | None, id: int) -> str:  # noqa: A002 -- the field's term
@@ -246,12 +246,9 @@ class Tokenizer:
     def _library_text(self, ids: list[int]) -> str:
         return self._backend.decode(ids, skip_special_tokens=False)
 
-    def _token(self, id: int) -> str:  # noqa: A002 -- the field's term
-        return self._backend.id_to_token(id) or ""
-
     def token(self, id: int) -> str:  # noqa: A002 -- the field's term
         """Return a token in readable form, with control characters and incomplete UTF-8 escaped."""
-        text = self._token(id)
+        text: str = self._backend.id_to_token(id) or ""
         if self.kind == "word":
             return text
         if id in self._bytes and id != self.eos_id:

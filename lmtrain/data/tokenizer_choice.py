@@ -60,7 +60,7 @@ def fitting_size(text_bytes: int) -> int:
     """The size of a bpe vocabulary for a training text: the power of two nearest, by ratio, to an entry for
     `BYTES_PER_ENTRY`."""
     smallest, largest = BPE_SIZES
-    nearest = 2 ** round(math.log2(max(1, text_bytes) / BYTES_PER_ENTRY))
+    nearest = 2 ** round(math.log2(text_bytes / BYTES_PER_ENTRY))
     return min(max(smallest, int(nearest)), largest)
 
 

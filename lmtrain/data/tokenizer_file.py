@@ -75,7 +75,7 @@ def read(path: Path) -> bytes:
 def parse(content: bytes) -> tuple[Any, Json]:
     """Return the library's tokenizer, without truncation, padding and dropout, and the JSON document.
 
-    Raises ValueError if `content` is not a tokenizer.json; the message continues "the tokenizer PATH ...".
+    Raises ValueError if `content` is not a tokenizer.json; the message continues "tokenizer PATH ...".
     """
     with backend_errors("is damaged, or not a Hugging Face tokenizer.json: "):
         backend = tokenizers.Tokenizer.from_buffer(content)

@@ -15,11 +15,11 @@ from tqdm import tqdm
 
 from lmtrain.config.schema import Config, DataConfig, TokenizerConfig
 from lmtrain.data.corpus import Corpus, download, reject_foreign, undamaged
-from lmtrain.data.splits import Lines, document_starts, write_split
+from lmtrain.data.splits import Lines, document_starts, lines_of, write_split
 from lmtrain.data.tokenizer import Tokenizer, pieces
 from lmtrain.data.tokenizer_choice import beginning, resolve
 from lmtrain.data.tokens import FORMAT, Split, TokenStore, open_store, store_of, words_and_line_ends
-from lmtrain.storage.files import new_folder, read_errors, write_errors
+from lmtrain.storage.files import new_folder, write_errors
 from lmtrain.storage.run_folder import TOKENIZER
 from lmtrain.system.messages import log, shows_bars
 
@@ -87,7 +87,7 @@ def tokenize(corpus: Corpus, config: TokenizerConfig) -> TokenStore:
             info["splits"][split] = _write_split(temporary, corpus, split, tokenizer)
     store = open_store(folder)
     if tokenizer.unk_id is not None and any(counts["replaced"] for counts in info["splits"].values()):
-        fractions = {split: counts["replaced"] / max(1, counts["tokens"]) for split, counts in info["splits"].items()}
+        fractions = {split: counts["replaced"] / counts["tokens"] for split, counts in info["splits"].items()}
         listed = ", ".join(f"{100 * fraction:.3g}% ({split})" for split, fraction in fractions.items())
         unknown = tokenizer.token(tokenizer.unk_id)
         log.info(f"the tokenizer does not know all words: {unknown} replaces {listed} of the tokens")
@@ -129,7 +129,7 @@ def _trained(corpus: Corpus, config: TokenizerConfig) -> Tokenizer:
     size = f" of up to {config.vocab_size:,} entries" if config.vocab_size is not None else ""
     log.info(f"training a {config.kind} tokenizer{size} on {corpus.folder.name}")
     train = corpus.splits["train"]
-    share = min(1.0, BPE_BYTES / max(1, train["bytes"])) if config.kind == "bpe" else 1.0
+    share = min(1.0, BPE_BYTES / train["bytes"]) if config.kind == "bpe" else 1.0
     if share < 1:
         log.info(
             f"the merges are learned from {share:.1%} of the text, {BPE_BYTES >> 20} MiB taken evenly from all of it"
@@ -166,12 +166,6 @@ def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer)
     return {"tokens": tokens, **corpus.splits[split], "replaced": replaced}
 
 
-def lines_of(text: Path) -> Iterator[str]:
-    """Yield the lines of a split's text, each with its line end."""
-    with read_errors(text), text.open(encoding="utf-8", newline="\n") as file:
-        yield from file
-
-
 def encode_text(lines: Iterable[str], starts: np.ndarray, tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, int]]:
     """Yield the ids of a split's text, part by part: (tokens,), and how many tokens of the part are unknown words.
 
@@ -194,5 +188,4 @@ def encode_text(lines: Iterable[str], starts: np.ndarray, tokenizer: Tokenizer) 
             replaced += tokenizer.replaced(piece, piece_ids)
             line += piece.endswith("\n")
         yield np.array(ids, tokenizer.id_type), replaced
-    if line:
-        yield np.array(document_end, tokenizer.id_type), 0
+    yield np.array(document_end, tokenizer.id_type), 0

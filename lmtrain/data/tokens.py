@@ -25,7 +25,7 @@ _BLOCK = 1 << 22
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """One split: its `ids` (tokens,), memory-mapped.
+    """One split: its `ids` (tokens,), at least one, which are memory-mapped in a store.
 
     `words` is its `words_and_line_ends`, the denominator of word perplexity whatever the tokenizer. `bytes` counts the
     UTF-8 bytes of its text: the denominator of bits per byte. `replaced` counts the tokens that stand for unknown
@@ -133,7 +133,7 @@ def _content_sha256(manifest: dict[str, Any]) -> str:
 
 def _open_split(path: Path, counts: dict[str, int], floor: dict[str, float] | None, id_type: np.dtype[Any]) -> Split:
     # A plain array: a slice of a memmap is a memmap, which takes four times as long to make.
-    ids = np.asarray(np.memmap(path, id_type, "r")) if counts["tokens"] else np.empty(0, id_type)
+    ids = np.asarray(np.memmap(path, id_type, "r"))
     # `<unk>` is easier to predict than the words that it replaces: beyond a few, the floor is not that of the ids.
     lowest = floor["word_perplexity"] if floor is not None and 1000 * counts["replaced"] <= len(ids) else None
     return Split(ids, words_and_line_ends(counts), counts["bytes"], counts["replaced"], lowest)

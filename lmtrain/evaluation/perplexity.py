@@ -19,7 +19,6 @@ from torch import Tensor
 
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import Split
-from lmtrain.errors import LmtrainError
 from lmtrain.system.device import autocast
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 
@@ -153,13 +152,9 @@ def evaluate(
     `first_token` precedes the stream as the context of its first token. Several `processes` compute a batch each at a
     time; the nats are added in the order of the batches, so that the sum does not depend on the number of processes.
     If `limit` cuts the split, words and bytes are prorated, and there is no floor.
-
-    Raises LmtrainError on an empty split.
     """
     context, is_windowed = config.model.context, config.model.mode == "windowed"
     count = split.tokens if limit is None else min(limit, split.tokens)
-    if count < 1:
-        raise LmtrainError("the split has no tokens: there is nothing to evaluate")
     ids = split.ids[:count]
     stream = np.concatenate([np.array([first_token], ids.dtype), ids])
     nats = 0.0

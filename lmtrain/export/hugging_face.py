@@ -38,11 +38,10 @@ def export(run_dir: Path, folder: Path, which: str | None, weights: str) -> Trai
         disk.write(temporary / "model.safetensors", serialize(tensors))
         code = f"from lmtrain.export.{MODELING} import LmtrainConfig, LmtrainForCausalLM\n"
         disk.write(temporary / f"{MODELING}.py", code.encode())
-        tokenizer = json.loads((run_dir / TOKENIZER).read_bytes())
         documents = {
             "config.json": _config(trained),
             "generation_config.json": _generation_config(trained.tokenizer),
-            TOKENIZER: _tokenizer(tokenizer, trained.tokenizer),
+            TOKENIZER: _tokenizer(json.loads((run_dir / TOKENIZER).read_bytes()), trained.tokenizer),
             "tokenizer_config.json": _tokenizer_config(trained),
         }
         for name, document in documents.items():

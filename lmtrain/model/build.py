@@ -18,23 +18,21 @@ FINAL_GAIN = 4.0
 """The final norm's initial gain."""
 
 
-def build_model(config: ModelConfig, vocab_size: int, *, activation_checkpointing: bool = False) -> LanguageModel:
+def build_model(config: ModelConfig, vocab_size: int) -> LanguageModel:
     """Return the model of a configuration with its initial weights, which come from torch's default generator.
 
     Raises LmtrainError if the vocabulary is too small.
     """
-    model = construct(config, vocab_size, activation_checkpointing=activation_checkpointing)
+    model = construct(config, vocab_size)
     initialize(model)
     return model
 
 
-def build_uninitialized(
-    config: ModelConfig, vocab_size: int, *, activation_checkpointing: bool = False
-) -> LanguageModel:
+def build_uninitialized(config: ModelConfig, vocab_size: int) -> LanguageModel:
     """Return the model with arbitrary weights: for loading, or to read shapes. Large weights occupy no memory until
     they are written."""
     with _SkipInitialization():
-        return construct(config, vocab_size, activation_checkpointing=activation_checkpointing)
+        return construct(config, vocab_size)
 
 
 class _SkipInitialization(TorchFunctionMode):
@@ -50,11 +48,11 @@ class _SkipInitialization(TorchFunctionMode):
         return None if skipped else func(*args, **(kwargs or {}))
 
 
-def construct(config: ModelConfig, vocab_size: int, *, activation_checkpointing: bool = False) -> LanguageModel:
+def construct(config: ModelConfig, vocab_size: int) -> LanguageModel:
     """Return the model of the configuration's mode, before `initialize`."""
     model_class = LanguageModel if config.mode == "causal" else WindowedLanguageModel
     try:
-        return model_class(config, vocab_size, activation_checkpointing=activation_checkpointing)
+        return model_class(config, vocab_size)
     except ValueError as error:  # the one thing that a configuration can't be checked for without the vocabulary
         raise LmtrainError(f"model.output_cutoffs: {error}; set others, or model.output=softmax") from error
 

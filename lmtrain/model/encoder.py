@@ -29,14 +29,14 @@ class Encoder(nn.Module):
     global tokens attend to all tokens, which makes them a memory of the window. If causal, each global token attends
     only to the global tokens up to itself: otherwise a token could learn of later ones through it.
 
-    With `activation_checkpointing` the backward pass computes the activations inside a block again (Chen et al., 2016),
-    with the same random numbers.
+    If `activation_checkpointing` is set, the backward pass computes the activations inside a block again (Chen et al.,
+    2016), with the same random numbers.
     """
 
-    def __init__(self, config: ModelConfig, *, activation_checkpointing: bool) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.blocks: Any = nn.ModuleList(encoder_block(config, kind) for kind in config.layer_attention)
-        self.activation_checkpointing = activation_checkpointing
+        self.activation_checkpointing = False
         self._globals = count = config.global_tokens
         self.global_tokens = nn.Parameter(torch.empty(count, config.dim)) if count else None
         positions, rotary = torch.arange(count + config.context), config.position == "rotary"

@@ -65,12 +65,11 @@ class LanguageModel(nn.Module):
     | `start`, `step` | generation: prefill, and decode with a cache                   | log p of every token   |
 
     The first three raise ValueError unless rows have 1 to `context` tokens; `start` reads the last `context` tokens.
-    With `activation_checkpointing` the backward pass computes the activations inside the blocks again.
     """
 
     causal = True
 
-    def __init__(self, config: ModelConfig, vocab_size: int, *, activation_checkpointing: bool = False) -> None:
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
         assert self.causal == (config.mode == "causal"), "`build.construct` chooses the class"
         self.config = config
@@ -83,7 +82,7 @@ class LanguageModel(nn.Module):
         sinusoids = sinusoidal(torch.arange(config.context), dim) if config.position == "sinusoidal" else None
         self.sinusoids: Tensor | None
         self.register_buffer("sinusoids", sinusoids, persistent=False)  # computed, so never saved
-        self.encoder = Encoder(config, activation_checkpointing=activation_checkpointing)
+        self.encoder = Encoder(config)
         self.pool = AttentionPooling(
             dim,
             config.heads,

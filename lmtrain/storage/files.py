@@ -160,8 +160,6 @@ def _temporary(path: Path, mark: str = "") -> Path:
 
 def _already_there(path: Path, manifest: Path, files: Mapping[str, Any]) -> bool:
     """Whether the folder at `path` already has this manifest, and undamaged `files`."""
-    if not path.exists():
-        return False
     try:
         if (path / MANIFEST).read_bytes() != manifest.read_bytes():
             return False
@@ -174,7 +172,7 @@ def _already_there(path: Path, manifest: Path, files: Mapping[str, Any]) -> bool
 def _replace_folder(path: Path, temporary: Path) -> None:
     """Rename `temporary` to `path`. An older folder is first renamed, and deleted at the end.
 
-    After a crash between the two renames, `recover` renames the older folder back.
+    After a crash between the two renames the older folder has its temporary name, until `recover` renames it back.
     """
     older = _temporary(path, _OLD)
     replaces = path.exists()
@@ -196,8 +194,6 @@ def recover(parent: Path) -> None:
 
     Half-written files and folders are deleted. A folder whose replacement was not complete is renamed back.
     """
-    if not parent.exists():
-        return
     with folder_lock(parent):
         for leftover in sorted(parent.glob(f"{_TEMPORARY}*")):
             name = TEMPORARY_NAME.fullmatch(leftover.name)

@@ -55,7 +55,7 @@ def cpu_info(*names: str) -> str:
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Return the context in which the forward pass runs at `precision`; with fp32 it overrules a caller's autocast."""
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    dtype = None if precision == "fp32" else DTYPES[precision]
     return torch.autocast(device.type, dtype, enabled=dtype is not None)
 
 

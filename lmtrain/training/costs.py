@@ -78,9 +78,8 @@ def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str
         inputs, targets = blank_batch(config.model, config.train.rows, cpu)
         activations = _saved_bytes(objective, inputs, targets, precision)
         if config.train.activation_checkpointing:
-            recomputing = build_uninitialized(config.model, vocab_size, activation_checkpointing=True)
+            model.encoder.activation_checkpointing = True
             between_blocks = 4.0 * inputs.numel() * config.model.dim * config.model.layers
-            objective = Objective(recomputing, config.train.loss_chunk, teacher)
             outside = _saved_bytes(objective, inputs, targets, precision)  # with what is saved between blocks
             blocks = activations - outside + between_blocks
             one_block = blocks / config.model.layers if config.model.layers else 0.0

@@ -101,7 +101,8 @@ def new_state(
     precision = choose_precision(config.train.precision, device)
     build, vocab_size = build_model if initialize else build_uninitialized, store.tokenizer.vocab_size
     torch.manual_seed(config.run.seed)
-    model = build(config.model, vocab_size, activation_checkpointing=config.train.activation_checkpointing)
+    model = build(config.model, vocab_size)
+    model.encoder.activation_checkpointing = config.train.activation_checkpointing
     if initialize:
         split = store.split("train")
         set_output_bias(model, torch.from_numpy(split.counts(vocab_size)))

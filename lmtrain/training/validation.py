@@ -77,10 +77,7 @@ def evaluate_step(state: TrainState, monitor: Monitor, stop: StopSignal) -> floa
 
 @torch.no_grad()
 def show_samples(state: TrainState, monitor: Monitor) -> None:
-    """Show a sample for each of `train.sample_prompts`, and the pooling weights of the first validation tokens.
-
-    The validation split must not be empty.
-    """
+    """Show a sample for each of `train.sample_prompts`, and the pooling weights of the first validation tokens."""
     config, model, store, step = state.config, state.model, state.store, state.counters.step
     options = replace(SAMPLED, max_tokens=config.train.sample_tokens)
     for sample in complete(model, store.tokenizer, config.train.sample_prompts, options):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain.data import tokenizer, tokenizing
+from lmtrain.data import splits, tokenizer, tokenizing
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.data.tokenizing import tokenize
 from tests.data.helpers import CONFIGS, KINDS, Documents, make_corpus, make_store
@@ -47,9 +47,9 @@ def test_rare_words_are_dropped_where_there_are_too_many(tmp_path: Path, monkeyp
 
 def test_a_part_is_taken_evenly_from_all_of_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = make_corpus(tmp_path / "tiny", DOCUMENTS).folder / "train.txt"
-    assert list(tokenizing._sample(tokenizing.lines_of(text), 1.0)) == LINES
+    assert list(tokenizing._sample(splits.lines_of(text), 1.0)) == LINES
     monkeypatch.setattr(tokenizing, "_SPAN", 1_000)
-    taken = list(tokenizing._sample(tokenizing.lines_of(text), 0.25))
+    taken = list(tokenizing._sample(splits.lines_of(text), 0.25))
     assert [line for line in LINES if line in taken] == taken
     assert 0.2 < len(taken) / len(LINES) < 0.3
     assert all(set(part.tolist()) & set(taken) for part in np.array_split(np.array(LINES), 8))

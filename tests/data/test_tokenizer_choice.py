@@ -41,7 +41,7 @@ def test_the_built_in_sample_has_words(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text_bytes", "size"),
-    [(0, 512), (200_000, 1_024), (700_000, 4_096), (3_400_000, 16_384), (30_000_000, 16_384), (10**10, 16_384)],
+    [(1, 512), (200_000, 1_024), (700_000, 4_096), (3_400_000, 16_384), (30_000_000, 16_384), (10**10, 16_384)],
 )
 def test_the_size_of_a_bpe_vocabulary_fits_the_text(text_bytes: int, size: int) -> None:
     assert fitting_size(text_bytes) == size

@@ -81,11 +81,6 @@ def test_one_very_long_line_is_cut_and_gives_the_same_words(tmp_path: Path, monk
     assert cut.split("train").tokens == 153
 
 
-def test_an_empty_split_is_an_empty_array(kind: Kind, tmp_path: Path) -> None:
-    split = make_store(tmp_path, kind, DOCUMENTS | {"test": []}).split("test")
-    assert (split.tokens, split.words, split.ids.tolist()) == (0, 0, [])
-
-
 def test_missing_splits_are_named(tmp_path: Path) -> None:
     with pytest.raises(LmtrainError, match="has no test split: it has train, valid"):
         make_store(tmp_path).split("test")

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from lmtrain.config.schema import ModelConfig
 from lmtrain.data.tokens import TokenStore
-from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Score, readable
 from lmtrain.model.build import build_model
 from lmtrain.model.language_model import LanguageModel
@@ -197,8 +196,3 @@ def test_a_part_of_a_split_has_no_floor_and_the_share_of_unknown_words_of_the_wh
     assert (whole.floor, part.floor) == (2.0, None)
     assert whole.unknown_share == part.unknown_share == 0.25
     assert sum(advanced) == 8 + 7
-
-
-def test_an_empty_split_is_rejected() -> None:
-    with pytest.raises(LmtrainError, match="nothing to evaluate"):
-        score_of(lambda inputs, targets: targets, split_of(np.zeros(0, np.int64)), context=4, stride=4)

@@ -127,7 +127,8 @@ def test_each_dropout_is_applied_in_all_its_places(
 def test_activation_checkpointing_computes_every_block_again() -> None:
     calls: list[int] = []
     config = ModelConfig(context=12, dim=8, layers=2, heads=2)
-    model = build_model(config, VOCABULARY, activation_checkpointing=True)
+    model = build_model(config, VOCABULARY)
+    model.encoder.activation_checkpointing = True
     for block in model.encoder.blocks:
         block.register_forward_pre_hook(lambda *_: calls.append(1))
     model(tokens(2, 12), tokens(2, 12)).sum().backward()
