@@ -70,10 +70,11 @@ class Options:
             raise ValueError(
                 f"results={self.results}: {generated} generated for each prompt; lower it, or raise samples or beams"
             )
-        if not isinstance(self.stop_strings, tuple | list) or "" in self.stop_strings:
+        strings = self.stop_strings
+        if not isinstance(strings, tuple | list) or not all(isinstance(text, str) and text for text in strings):
             raise ValueError("stop strings must be a list of texts, none of them empty")
         try:
-            "".join(self.stop_strings).encode()
+            "".join(strings).encode()
         except UnicodeEncodeError:
             raise ValueError("a stop string has a lone surrogate: it is not Unicode text, so remove it") from None
 
@@ -84,4 +85,4 @@ class Options:
 
 
 SAMPLED = Options(temperature=0.8, top_p=0.95)
-"""The default of `lmtrain generate` and `Run.generate`."""
+"""The default of `lmtrain generate` and `Run.generate`, and what samples in training have."""

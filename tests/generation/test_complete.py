@@ -156,6 +156,7 @@ CONTRADICTIONS: list[dict[str, Any]] = [
     {"stop_strings": "end"},
     {"stop_strings": None},
     {"stop_strings": ("a", "")},
+    {"stop_strings": ["a", 3]},
     {"stop_strings": ("\ud800",)},
     {"temperature": -0.1},
     {"temperature": math.nan},
