@@ -14,7 +14,7 @@ from lmtrain.system import disk
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training.checkpoint_info import Amount, Count, read_info
 from lmtrain.training.schedule import Budget
-from lmtrain.training.trainer import Outcome, out_of_patience
+from lmtrain.training.trainer import Outcome, status_at_end
 
 
 class Finished(BaseModel, strict=True, allow_inf_nan=False):
@@ -42,12 +42,12 @@ def finished_outcome(
     if folder is None:
         return None
     last = read_info(load(folder, verify_hashes=False))
-    is_short = budget.progress(last.counters.step, last.seconds) < 1.0
-    stopped_early = is_short and out_of_patience(config, last.counters)
+    progress = budget.progress(last.counters.step, last.seconds)
+    status = status_at_end(config, last.counters, progress)
     if run_config(run_dir).train.teacher != config.train.teacher:
         return None  # `restore` compares what they are
     # A budget in time can't change, and was perhaps spent only while the last checkpoint was saved.
-    if is_short and budget.seconds is None and not stopped_early:
+    if progress < 1.0 and budget.seconds is None and status == "finished":
         return None
 
     def valid_state() -> str | None:
@@ -64,7 +64,6 @@ def finished_outcome(
     if text is None:
         return None
     state = Finished.model_validate_json(text)
-    status: Literal["stopped early", "finished"] = "stopped early" if stopped_early else "finished"
     return Outcome(status, state.step, state.minutes, state.valid, state.best_step)
 
 

@@ -35,6 +35,11 @@ def out_of_patience(config: Config, counters: Counters) -> bool:
     return config.train.patience is not None and counters.stale >= config.train.patience
 
 
+def status_at_end(config: Config, counters: Counters, progress: float) -> Literal["finished", "stopped early"]:
+    """Return whether the budget or patience ended a run; `progress` is that of its last checkpoint."""
+    return "stopped early" if progress < 1.0 and out_of_patience(config, counters) else "finished"
+
+
 @dataclass
 class Trainer:
     """A run that is being trained. `evaluate`, `after_step` and `finish` raise Interrupted after a stop signal."""
@@ -107,11 +112,10 @@ class Trainer:
 
     def finish(self) -> Outcome:
         """Evaluate the last step, wait for its checkpoint, and score the best checkpoint."""
-        # With some of the budget left, it is patience that ended the loop.
-        status: Literal["stopped early", "finished"] = "stopped early" if self.progress() < 1.0 else "finished"
         if self.state.counters.evaluated != self.state.counters.step:
             self.evaluate()
-        processes = self.state.processes
+        config, counters, processes = self.state.config, self.state.counters, self.state.processes
+        status = status_at_end(config, counters, self.budget.progress(counters.step, self._saved_seconds))
         if not processes.is_main:
             self.saver.wait()  # if its write fails, the main process waits for it in vain, and ends
         with processes.main_first():  # if that of the main process fails, the others end

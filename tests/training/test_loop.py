@@ -326,6 +326,27 @@ def test_a_budget_in_time_may_end_while_the_last_checkpoint_is_saved(
     assert notes == [f"{tmp_path} is finished, so nothing is trained: another run needs another run.name"]
 
 
+def test_a_run_stopped_early_stays_so_if_its_time_ends_while_the_last_checkpoint_is_saved(
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace
+) -> None:
+    save = CheckpointSaver.save
+
+    def count(state: TrainState, lr: float) -> None:
+        clock.seconds += 1.0
+        state.counters.step += 1
+
+    def slowly(self: CheckpointSaver, step: int, *parts: Any) -> None:
+        clock.seconds += 2.0 * (step == 4)
+        save(self, step, *parts)
+
+    monkeypatch.setattr(loop, "train_step", count)
+    monkeypatch.setattr(CheckpointSaver, "save", slowly)
+    config = change(tiny, train__steps=None, train__max_minutes=0.1, train__eval_steps=2, train__patience=1)
+    for _ in range(2):
+        outcome, _ = run(config, tmp_path)
+        assert (outcome.status, outcome.step, clock.seconds) == ("stopped early", 4, 6.0)
+
+
 @pytest.mark.parametrize("seconds", [0.2, 1.0, 9.0])
 def test_evaluations_take_at_most_a_tenth_of_the_time_of_steps_but_for_the_first_and_the_last(
     tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace, seconds: float
