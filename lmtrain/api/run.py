@@ -19,15 +19,8 @@ from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizing import text_split
 from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.errors import LmtrainError, UsageError
-from lmtrain.evaluation.adaptive import (
-    RMS_TOKENS,
-    Scorer,
-    adaptable,
-    dynamic_scorer,
-    gradient_rms,
-    scoring_forward,
-)
-from lmtrain.evaluation.perplexity import Score, evaluate, stride_of
+from lmtrain.evaluation.adaptive import RMS_TOKENS, Cached, Scorer, adaptable, dynamic_scorer, gradient_rms
+from lmtrain.evaluation.perplexity import Forward, Score, evaluate, stride_of
 from lmtrain.evaluation.run_store import check_same_corpus, find_run_store
 from lmtrain.generation.complete import Completed, complete
 from lmtrain.generation.options import SAMPLED, Options
@@ -191,7 +184,7 @@ class Run:
         config = self._config_with("eval", settings | ({"batch_size": 1} if dynamic else {}))
         own = functools.partial(self.model.score, temperature=config.eval.temperature)
         scorer = self._dynamic(config, store or self.token_store) if dynamic else own
-        forward = scoring_forward(scorer, config.eval, cache=cache)
+        forward: Forward = Cached(scorer, config.eval) if cache else lambda inputs, targets: scorer(inputs, targets)[0]
 
         def observed(inputs: Tensor, targets: Tensor) -> Tensor:
             nats = forward(inputs, targets)
@@ -226,12 +219,10 @@ class Run:
         return load_config(sections, environment={})
 
     def _dynamic(self, config: Config, store: Callable[[], TokenStore]) -> Scorer:
-        members, device, precision = adaptable(self.model, self.score_precision), self.device, self.score_precision
+        members, precision = adaptable(self.model, self.score_precision), self.score_precision
         train = store().split("train")
         with self._bar("gradients", len(members) * min(RMS_TOKENS, train.tokens)) as bar:
-            rms = [
-                gradient_rms(each, train, device=device, precision=precision, advance=bar.update) for each in members
-            ]
+            rms = [gradient_rms(each, train, precision=precision, advance=bar.update) for each in members]
         return dynamic_scorer(members, config.eval, rms, stride_of(config))
 
     def _split_of(self, text: str | Path) -> Split:

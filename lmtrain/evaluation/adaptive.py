@@ -19,7 +19,7 @@ from lmtrain.config.schema import EvalConfig
 from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import Split
 from lmtrain.errors import LmtrainError, UsageError
-from lmtrain.evaluation.perplexity import Advance, Forward
+from lmtrain.evaluation.perplexity import Advance
 from lmtrain.model.cuda_graph import Replayed
 from lmtrain.model.ensemble import Ensemble, Predictor
 from lmtrain.model.language_model import LanguageModel
@@ -95,16 +95,14 @@ class Cached:
         return mix(nats.flatten(), log_cache, self.settings.cache_weight).view_as(nats)
 
 
-def gradient_rms(
-    model: LanguageModel, split: Split, *, device: torch.device, precision: str, advance: Advance
-) -> list[Tensor]:
+def gradient_rms(model: LanguageModel, split: Split, *, precision: str, advance: Advance) -> list[Tensor]:
     """Return the root mean square of the gradient of one token's loss on `split`, for each parameter of a causal model.
 
     The estimate is sqrt(n E[g^2]), where g is the gradient of a batch's mean loss over n tokens. It assumes that the
     tokens' own gradients are independent with mean zero, which holds near the end of training.
     Raises LmtrainError for a split shorter than a window.
     """
-    context = model.config.context
+    context, device = model.config.context, model.embedding.weight.device
     order = SampleOrder(split.tokens, context, "causal", seed=0)
     rows = min(max(1, TOKENS_PER_GRADIENT // context), order.per_epoch())
     batches = max(1, min(RMS_TOKENS // context, order.per_epoch()) // rows)
@@ -181,7 +179,7 @@ def _rates(model: LanguageModel, settings: EvalConfig, rms: list[Tensor]) -> lis
 
 
 def settings_used(settings: EvalConfig, *, dynamic: bool, cache: bool) -> dict[str, float]:
-    """Return the settings that have an effect on `scoring_forward`, by name."""
+    """Return the settings that have an effect on the scores, by name."""
     methods = ["temperature", *["cache"] * cache, *["dynamic"] * dynamic]
     return {name: value for name, value in settings.model_dump().items() if name.partition("_")[0] in methods}
 
@@ -195,10 +193,3 @@ def adaptable(model: Predictor, precision: str) -> list[LanguageModel]:
     if precision not in ("fp32", "bf16"):
         raise UsageError(f"--dynamic needs gradients, for which {precision} has too small a range: use fp32 or bf16")
     return members
-
-
-def scoring_forward(score: Scorer, settings: EvalConfig, *, cache: bool) -> Forward:
-    """Return a `forward` for `perplexity.evaluate` by a model's own `score` or a `dynamic_scorer`."""
-    if cache:
-        return Cached(score, settings)
-    return lambda inputs, targets: score(inputs, targets)[0]

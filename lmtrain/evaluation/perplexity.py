@@ -25,7 +25,7 @@ from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 Forward = Callable[[Tensor, Tensor], Tensor]
 """Inputs (B, T), and the targets (B, S) of the last S positions, or (B,) if windowed -> nats of each target."""
 Advance = Callable[[int], object]
-"""Called with the number of tokens of each batch, for a progress bar."""
+"""Called with the number of tokens of each batch."""
 
 
 @dataclass(frozen=True)

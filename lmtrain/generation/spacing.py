@@ -74,7 +74,8 @@ class Detokenizer:
         space = "" if self._before and (self._tight or self._joins(piece)) else self._space
         self._space = ""
         self._remember(piece)
-        return space + _JOINED.sub(r"\1", piece) if _JOINED.fullmatch(piece) else space + piece
+        joined = _JOINED.fullmatch(piece)
+        return space + (joined[1] if joined else piece)
 
     def _joins(self, word: str) -> bool:
         """Return whether `word` is joined to the word before it."""
@@ -108,15 +109,16 @@ class Detokenizer:
         self._before = word
 
 
-def has_wikitext_spacing(tokenizer: Tokenizer) -> bool:
-    """Return whether the vocabulary is in WikiText's style: punctuation as words, with ` @-@ ` and the like."""
-    return any(map(tokenizer.knows, _MARKS))
+def changes_spacing(tokenizer: Tokenizer, raw: bool) -> bool:
+    """Whether texts are converted from and to the corpus's spacing: unless `raw`, for a vocabulary in WikiText's style,
+    with punctuation as words, ` @-@ ` and the like."""
+    return not raw and any(map(tokenizer.knows, _MARKS))
 
 
 def in_corpus_spacing(tokenizer: Tokenizer, text: str, raw: bool) -> str:
     """Return the text with line ends as in every corpus and, unless `raw`, in the spacing of the model's corpus."""
     text = with_newlines(text)
-    return respace(text, tokenizer.knows) if has_wikitext_spacing(tokenizer) and not raw else text
+    return respace(text, tokenizer.knows) if changes_spacing(tokenizer, raw) else text
 
 
 def respace(text: str, known: Callable[[str], bool]) -> str:

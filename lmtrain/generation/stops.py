@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.generation.options import Options, StopKind
-from lmtrain.generation.spacing import has_wikitext_spacing, in_corpus_spacing
+from lmtrain.generation.spacing import changes_spacing, in_corpus_spacing
 
 _SENTENCE = re.compile(rb"""[.!?](?:["')\]]|\xe2\x80[\x99\x9d]){0,3}(?=\s)""")
 _SENTENCE_REACH = 11  # a mark, three closing signs of three bytes, a space
@@ -44,7 +44,7 @@ class Stops:
     def __init__(self, tokenizer: Tokenizer, options: Options) -> None:
         kind = options.stop
         self._tokenizer = tokenizer
-        join = "@" if has_wikitext_spacing(tokenizer) and not options.raw else ""  # `,` is printed for `@,@` too
+        join = "@" if changes_spacing(tokenizer, options.raw) else ""  # `,` is printed for `@,@` too
         self._strings = [
             (string, spelling.encode())
             for string in options.stop_strings

@@ -5,7 +5,7 @@ from itertools import accumulate
 
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.generation.options import Options
-from lmtrain.generation.spacing import Detokenizer, has_wikitext_spacing, in_corpus_spacing
+from lmtrain.generation.spacing import Detokenizer, changes_spacing, in_corpus_spacing
 from lmtrain.generation.stops import Ending, Stops
 
 
@@ -19,7 +19,7 @@ def unknown_words(tokenizer: Tokenizer, prompt: str) -> list[str]:
 
 def shown_prompt(tokenizer: Tokenizer, prompt: str, options: Options) -> str:
     """Return a prompt as it is displayed: as the user spelled it, detokenized as the text is."""
-    if options.raw or not has_wikitext_spacing(tokenizer):
+    if not changes_spacing(tokenizer, options.raw):
         return prompt
     as_typed = Detokenizer()
     return as_typed.feed(prompt) + as_typed.pause()
@@ -40,7 +40,7 @@ class TextStreamer:
         self._ids: list[int] = []
         self._pending: list[bytes] = []
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._detokenizer = Detokenizer() if has_wikitext_spacing(tokenizer) and not options.raw else None
+        self._detokenizer = Detokenizer() if changes_spacing(tokenizer, options.raw) else None
         if self._detokenizer is not None:  # the spaced form of the prompt tells which quotations are open
             self._detokenizer.feed(in_corpus_spacing(tokenizer, prompt, options.raw))
             self._detokenizer.pause()

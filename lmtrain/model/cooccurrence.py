@@ -18,7 +18,7 @@ TOKENS = 2**21
 
 
 def cooccurrence_embedding(ids: np.ndarray, vocab_size: int, width: int) -> Tensor:
-    """Return a vector for each word type, (V, E) float32, from the tokens of a text, ids (N,).
+    """Return a vector for each word type, (V, E) float32, from the first `TOKENS` of a text, ids (N,).
 
     The matrix of words and contexts holds their positive pointwise mutual information; a context before a word and the
     same one after it are two columns. A truncated singular value decomposition factors it, and words get the left
@@ -27,7 +27,7 @@ def cooccurrence_embedding(ids: np.ndarray, vocab_size: int, width: int) -> Tens
     has unit mean square. Words without a context get a random vector, from torch's default generator.
     """
     vectors = torch.zeros(vocab_size, width)
-    word, context, count = _contexts(ids, vocab_size)
+    word, context, count = _contexts(ids[:TOKENS], vocab_size)
     information = _pointwise_information(word, context, count, vocab_size)
     if information.values().numel():
         rank = min(width, *information.shape)

@@ -42,8 +42,10 @@ class Ensemble(nn.Module):
 
     def mean_of(self, scored: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Return what `score` returns, given what the members' own returned."""
-        nats = -self._mean([-nats for nats, _ in scored])
-        return nats, self._joined([hidden for _, hidden in scored])
+        nats, hidden = -self._mean([-nats for nats, _ in scored]), [vector for _, vector in scored]
+        if len(hidden) > 1:  # a single member's keeps its bits
+            hidden = [F.normalize(at_least_float32(vector), dim=-1) for vector in hidden]
+        return nats, torch.cat(hidden, -1)
 
     def predict(self, tokens: Tensor) -> Tensor:
         """Return log p of every next token, in nats, float32: (B, T) -> (B, T, V) if causal, (B, V) if windowed."""
@@ -71,12 +73,6 @@ class Ensemble(nn.Module):
     def _mean(self, log_probs: Iterable[Tensor]) -> Tensor:
         """log of the mean of the members' probabilities; of a generator, only two are in memory at once."""
         return functools.reduce(torch.logaddexp, log_probs) - math.log(len(self.members))
-
-    def _joined(self, vectors: list[Tensor]) -> Tensor:
-        """The members' hidden vectors (..., E_m) as one: (..., E). A single member's keeps its bits."""
-        if len(vectors) == 1:
-            return vectors[0]
-        return torch.cat([F.normalize(at_least_float32(vector), dim=-1) for vector in vectors], -1)
 
 
 Predictor = LanguageModel | Ensemble

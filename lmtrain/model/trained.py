@@ -19,7 +19,7 @@ from lmtrain.storage.tensor_files import LazyTensor
 
 @dataclass(frozen=True)
 class TrainedWeights:
-    """A run's weights at one verified checkpoint; each tensor is read on first use."""
+    """A run's weights at one verified checkpoint; each tensor is read when it is indexed."""
 
     run_dir: Path
     config: Config
@@ -59,7 +59,10 @@ def trained_weights(run_dir: Path, which: str | None, weights: str) -> TrainedWe
     averaged = weights != "raw" and "ema" in loaded.tensors
     tensors = loaded.tensors["model"] | (loaded.tensors["ema"] if averaged else {})
     try:
-        _check_width(tensors, config.model.dim)
+        if "pool.seed" in tensors and tensors["pool.seed"].shape != (
+            config.model.dim,
+        ):  # by which tables are allocated
+            raise ValueError(f"pool.seed has shape {tensors['pool.seed'].shape}, not {(config.model.dim,)}")
         model = build_uninitialized(config.model, tokenizer.vocab_size)
         checkpoint.check_shapes(tensors, dict(model.named_parameters()))
     except (RuntimeError, ValueError) as error:
@@ -72,9 +75,21 @@ def load_weights(run_dirs: Sequence[Path], which: str | None, weights: str) -> t
 
     Raises LmtrainError as it does, and if two runs differ in tokenizer, mode or context.
     """
-    loaded = tuple(trained_weights(run_dir, which, weights) for run_dir in run_dirs)
-    for other in loaded[1:]:
-        _check_alike(loaded[0], other)
+    loaded = first, *others = tuple(trained_weights(run_dir, which, weights) for run_dir in run_dirs)
+    for other in others:
+        if other.tokenizer.sha256 != first.tokenizer.sha256:
+            raise LmtrainError(
+                f"{other.run_dir} and {first.run_dir} have different tokenizers, so their predictions can't be "
+                "averaged: leave one of them out, or train it again with "
+                f"tokenizer.file={first.run_dir / run_folder.TOKENIZER}"
+            )
+        for name in ("mode", "context"):
+            ours, theirs = getattr(first.config.model, name), getattr(other.config.model, name)
+            if theirs != ours:
+                raise LmtrainError(
+                    f"{other.run_dir} has model.{name}={theirs}, and {first.run_dir} {ours}: leave one of them out, or "
+                    f"train it again with model.{name}={ours}"
+                )
     return loaded
 
 
@@ -95,24 +110,3 @@ def build_predictor(runs: Sequence[TrainedWeights], device: torch.device) -> Pre
     """Build the model of one run, or the ensemble of several, in evaluation mode."""
     models = [build_trained(trained, device) for trained in runs]
     return models[0] if len(models) == 1 else Ensemble(models).eval()
-
-
-def _check_width(tensors: dict[str, LazyTensor], dim: int) -> None:
-    """Raise ValueError unless the weights are as wide as the configuration, by whose width tables are allocated."""
-    if "pool.seed" in tensors and tuple(tensors["pool.seed"].shape) != (dim,):
-        raise ValueError(f"pool.seed has shape {tuple(tensors['pool.seed'].shape)}, not {(dim,)}")
-
-
-def _check_alike(first: TrainedWeights, other: TrainedWeights) -> None:
-    if other.tokenizer.sha256 != first.tokenizer.sha256:
-        raise LmtrainError(
-            f"{other.run_dir} and {first.run_dir} have different tokenizers, so their predictions can't be averaged: "
-            f"leave one of them out, or train it again with tokenizer.file={first.run_dir / run_folder.TOKENIZER}"
-        )
-    for name in ("mode", "context"):
-        ours, theirs = getattr(first.config.model, name), getattr(other.config.model, name)
-        if theirs != ours:
-            raise LmtrainError(
-                f"{other.run_dir} has model.{name}={theirs}, and {first.run_dir} {ours}: leave one of them out, or "
-                f"train it again with model.{name}={ours}"
-            )

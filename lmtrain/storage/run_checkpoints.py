@@ -164,8 +164,7 @@ def prune(run_dir: Path, keep: int, common_steps: int = 0) -> None:
     best one up to that step are kept too.
     """
     kept = {best_folder(run_dir), *folders(run_dir)[-keep:]}
-    if common_steps:
-        kept |= {best_folder(run_dir, common_steps), *folders(run_dir, common_steps)[-1:]}
+    kept |= {best_folder(run_dir, common_steps), *folders(run_dir, common_steps)[-1:]}
     for folder in reversed(folders(run_dir)):
         if folder not in kept:
             remove_folder(folder)

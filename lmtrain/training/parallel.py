@@ -82,8 +82,8 @@ def choose_strategy(
 ) -> str:
     """Return `single`, `ddp` or `fsdp`.
 
-    `auto` is `fsdp` if the state would fill more than half of the GPU and can be sharded. If torchrun started only one
-    process, that is `ddp` too. Raises LmtrainError if `train.parallel=fsdp` is impossible.
+    `single` is without torchrun. `auto` is `fsdp` if the state would fill more than half of the GPU and can be sharded,
+    else `ddp`. Raises LmtrainError if `train.parallel=fsdp` is impossible.
     """
     if processes is SINGLE_PROCESS:
         return "single"

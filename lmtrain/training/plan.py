@@ -56,13 +56,15 @@ def plan_run(source: ConfigSource, overrides: Sequence[str], resume: Path | None
         if source is not None or overrides_of(overrides, "run.name"):
             raise UsageError("--resume names the run and takes its configuration: leave --config and run.name out")
         return _plan_existing(find_run(resume, load_fields(None, overrides, "run.dir").run.dir), overrides)
-    if source is None:
-        run_dir = _run_dir(load_fields(None, overrides, "run.dir", "run.name", "data.source"), None)
-        if _has_checkpoint(run_dir):
-            return _plan_existing(run_dir, overrides)
-    config = load(source, overrides) if source is not None else _recipe(overrides, STAND_IN_TOKENS, vocab_size=0)
-    run_dir = _run_dir(config, source)
-    return RunPlan(_with_absolute_paths(config, run_dir), run_dir, overrides if source is None else None)
+    if source is not None:
+        config = load(source, overrides)
+        run_dir = _run_dir(config, source)
+        return RunPlan(_with_absolute_paths(config, run_dir), run_dir)
+    run_dir = _run_dir(load_fields(None, overrides, "run.dir", "run.name", "data.source"), None)
+    if _has_checkpoint(run_dir):
+        return _plan_existing(run_dir, overrides)
+    config = _recipe(overrides, STAND_IN_TOKENS, vocab_size=0)
+    return RunPlan(_with_absolute_paths(config, run_dir), run_dir, overrides)
 
 
 def _has_checkpoint(run_dir: Path) -> bool:

@@ -14,7 +14,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.build import build_model, build_uninitialized, set_embedding, set_output_bias
-from lmtrain.model.cooccurrence import TOKENS, cooccurrence_embedding
+from lmtrain.model.cooccurrence import cooccurrence_embedding
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.objective import Objective
 from lmtrain.model.trained import TrainedWeights, check_default_dtype
@@ -99,14 +99,14 @@ def new_state(
     set_threads(config.train.threads)
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device)
-    build, vocab_size = build_model if initialize else build_uninitialized, store.tokenizer.vocab_size
+    vocab_size = store.tokenizer.vocab_size
     torch.manual_seed(config.run.seed)
-    model = build(config.model, vocab_size)
+    model = (build_model if initialize else build_uninitialized)(config.model, vocab_size)
     model.encoder.activation_checkpointing = config.train.activation_checkpointing
     if initialize:
         split = store.split("train")
         set_output_bias(model, torch.from_numpy(split.counts(vocab_size)))
-        set_embedding(model, cooccurrence_embedding(split.ids[:TOKENS], *model.embedding.weight.shape))
+        set_embedding(model, cooccurrence_embedding(split.ids, *model.embedding.weight.shape))
     teacher, teacher_hash = None, None
     if config.train.teacher:
         teacher, teacher_hash = load_teacher(config, store, device, processes)

@@ -28,7 +28,6 @@ from lmtrain.evaluation.adaptive import (
     dynamic_scorer,
     gradient_rms,
     mix,
-    scoring_forward,
 )
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.build import build_model
@@ -69,7 +68,8 @@ def tiny_model(
 
 def adapt(model: Any, settings: EvalConfig, *, dynamic: bool = False, cache: bool = False) -> Forward:
     own = functools.partial(model.score, temperature=settings.temperature)
-    return scoring_forward(dynamic_of(model, settings) if dynamic else own, settings, cache=cache)
+    score = dynamic_of(model, settings) if dynamic else own
+    return Cached(score, settings) if cache else lambda inputs, targets: score(inputs, targets)[0]
 
 
 def forward_of(model: LanguageModel, mode: str) -> Forward:
@@ -202,8 +202,7 @@ def naive_dynamic(start: LanguageModel, update: Update) -> Tensor:
 
 
 def gradient_rms_of(model: LanguageModel) -> list[Tensor]:
-    device = model.embedding.weight.device
-    return gradient_rms(model, TRAIN, device=device, precision="fp32", advance=lambda _tokens: None)
+    return gradient_rms(model, TRAIN, precision="fp32", advance=lambda _tokens: None)
 
 
 def dynamic_of(model: Predictor, settings: EvalConfig) -> Scorer:
@@ -423,7 +422,7 @@ def test_the_rms_of_gradients_is_measured_on_a_part_of_a_long_text(monkeypatch: 
     monkeypatch.setattr(adaptive, "RMS_TOKENS", 100)
     monkeypatch.setattr(adaptive, "TOKENS_PER_GRADIENT", 2 * CONTEXT)
     seen: list[int] = []
-    gradient_rms(tiny_model(), TRAIN, device=torch.device("cpu"), precision="fp32", advance=seen.append)
+    gradient_rms(tiny_model(), TRAIN, precision="fp32", advance=seen.append)
     assert seen == [2 * CONTEXT] * 6
 
 

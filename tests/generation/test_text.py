@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.generation.options import Options, StopKind
-from lmtrain.generation.spacing import Detokenizer, has_wikitext_spacing, in_corpus_spacing
+from lmtrain.generation.spacing import Detokenizer, changes_spacing, in_corpus_spacing
 from lmtrain.generation.text import TextStreamer, shown_prompt, unknown_words
 from tests.data.published import as_given
 
@@ -58,7 +58,7 @@ def test_streamed_pieces_join_to_the_final_text(
     if tokenizer in (WORD, PLAIN, LLAMA2, BERT) and (not prompt or prompt[-1].isspace()):
         whole = whole.removeprefix(b" ")
     expected = whole.decode(errors="replace")
-    if not raw and has_wikitext_spacing(tokenizer):
+    if changes_spacing(tokenizer, raw):
         detokenizer = Detokenizer()
         detokenizer.feed(in_corpus_spacing(tokenizer, prompt, raw))
         detokenizer.pause()
@@ -110,7 +110,7 @@ def test_a_plain_prompt_is_displayed_as_given_and_read_as_words(prompt: str, tex
 
 @pytest.mark.parametrize(("tokenizer", "spaced"), [(WORD, True), (PLAIN, False), (BPE, False), (BYTE, False)])
 def test_only_a_wikitext_vocabulary_changes_the_spacing(tokenizer: Tokenizer, spaced: bool) -> None:
-    assert has_wikitext_spacing(tokenizer) is spaced
+    assert changes_spacing(tokenizer, raw=False) is spaced
     assert in_corpus_spacing(tokenizer, "a,b (c)", raw=False) == ("a , b ( c )" if spaced else "a,b (c)")
 
 

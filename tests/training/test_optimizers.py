@@ -11,7 +11,7 @@ from lmtrain.config.schema import Config
 from lmtrain.config.train import TrainConfig
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.build import build_model, set_embedding
-from lmtrain.model.cooccurrence import TOKENS, cooccurrence_embedding
+from lmtrain.model.cooccurrence import cooccurrence_embedding
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.training.loop import train_step
 from lmtrain.training.optimizers import (
@@ -108,7 +108,7 @@ def test_training_starts_from_the_vectors_of_its_text(tied: bool, tiny: Config, 
     torch.manual_seed(config.run.seed)
     model = build_model(config.model, store.tokenizer.vocab_size)
     words, width = model.embedding.weight.shape
-    set_embedding(model, cooccurrence_embedding(store.split("train").ids[:TOKENS], words, width))
+    set_embedding(model, cooccurrence_embedding(store.split("train").ids, words, width))
     assert torch.equal(state.model.embedding.weight, model.embedding.weight)
     assert torch.equal(state.model.output.weight, model.embedding.weight)  # type: ignore[arg-type]
     assert float(model.embedding.weight.detach().square().mean().sqrt()) == pytest.approx(1 / width, rel=1e-3)
