@@ -88,7 +88,7 @@ def _config(trained: TrainedWeights) -> dict[str, Any]:
 
 
 def _token_ids(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the special tokens: `<eos>` begins and ends a text, as in lmtrain.generation, and also pads."""
+    """Return the special tokens: `<eos>` is an empty prompt, ends a text, as in lmtrain.generation, and also pads."""
     return dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_id)
 
 
@@ -99,23 +99,24 @@ def _generation_config(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _tokenizer(document: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the run's tokenizer.json, changed to encode a text as `<eos>` and the ids that lmtrain encodes it to.
+    """Return the run's tokenizer.json, changed to encode a text to what the model reads of it as a prompt.
 
-    In lmtrain, the code encodes each line separately and adds `<eos>`; here tokenizer.json does both.
+    In lmtrain, the code encodes each line separately and, with a word tokenizer, adds `<eos>`; here tokenizer.json does
+    both.
     """
-    eos = tokenizer.eos_token
-    before, text = {"SpecialToken": {"id": eos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
     changed = {
-        **dict.fromkeys(("truncation", "padding")),
+        **dict.fromkeys(("truncation", "padding", "post_processor")),
         "model": {name: None if name == "dropout" else value for name, value in document["model"].items()},
-        "post_processor": {
+    }
+    if tokenizer.kind == "word":  # its normalizer turns a line end into `<eos>`
+        eos = tokenizer.eos_token
+        before, text = {"SpecialToken": {"id": eos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+        changed["post_processor"] = {
             "type": "TemplateProcessing",
             "single": [before, text],
             "pair": [before, text, {"Sequence": {"id": "B", "type_id": 0}}],
             "special_tokens": {eos: {"id": eos, "ids": [tokenizer.eos_id], "tokens": [eos]}},
-        },
-    }
-    if tokenizer.kind == "word":  # its normalizer turns a line end into `<eos>`
+        }
         return {**document, **changed, "decoder": _word_decoder(eos)}
     lines = {"type": "Split", "pattern": {"String": "\n"}, "behavior": "MergedWithPrevious", "invert": False}
     parts = [part for part in (lines, document.get("pre_tokenizer")) if part is not None]

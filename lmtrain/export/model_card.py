@@ -49,8 +49,7 @@ texts = model.generate(**inputs, max_new_tokens=50, do_sample=True, temperature=
 print(tokenizer.decode(texts[0], skip_special_tokens=True))
 ```
 
-The logits are log-probabilities. The tokenizer puts `{eos}` before a text, as the model has read it in training, and a
-text ends with it.
+The logits are log-probabilities. A text ends with `{eos}`{before}.
 
 ## Recipe
 
@@ -89,6 +88,7 @@ def model_card(trained: TrainedWeights, folder: str) -> str:
         version=__version__,
         rows="\n".join(f"| {name} | {_cell(str(value))} |" for name, value in rows.items()),
         eos=tokenizer.token(tokenizer.eos_id),
+        before=", which the tokenizer also puts before it" if tokenizer.kind == "word" else "",
         recipe=_recipe(config, source),
     )
 

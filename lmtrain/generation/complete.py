@@ -66,10 +66,11 @@ def complete(
 ) -> list[Completed]:
     """Continue each prompt.
 
-    The model reads `<eos>` and the prompt (see `in_corpus_spacing`), as in evaluation; a longer input is cut to its
-    last `context` tokens. A sample depends on the seed, the prompt's number (`first` is that of the first prompt), and
-    the sample's number, so in fp32 the batch changes a text only through rounding. `on_token(row, token)` is called
-    with each token as it is generated, except in a beam search. `<unk>` is never generated.
+    The model reads the prompt (see `in_corpus_spacing`) as a part of a text: with a word tokenizer at the start of a
+    line, after `<eos>`. An empty prompt is `<eos>`. A longer input is cut to its last `context` tokens.
+    A sample depends on the seed, the prompt's number (`first` is that of the first prompt), and the sample's number, so
+    in fp32 the batch changes a text only through rounding. `on_token(row, token)` is called with each token as it is
+    generated, except in a beam search. `<unk>` is never generated.
     """
     if not prompts:
         return []
@@ -108,7 +109,9 @@ def complete(
 
 def _padded(model: Predictor, tokenizer: Tokenizer, ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Return the model's input (P, T), padded on the left, and what is not padding, (P, T) bool."""
-    inputs = [[tokenizer.eos_id, *prompt][-model.config.context :] for prompt in ids]
+    # Other tokenizers have one `<eos>` per document: a model that has read few documents does not know what follows it.
+    start = [tokenizer.eos_id] if tokenizer.kind == "word" else []
+    inputs = [([*start, *prompt] or [tokenizer.eos_id])[-model.config.context :] for prompt in ids]
     longest = max(map(len, inputs))
     device = next(model.parameters()).device
     tokens = [[tokenizer.eos_id] * (longest - len(row)) + row for row in inputs]
