@@ -11,6 +11,7 @@ from lmtrain.cli.options import (
     Checkpoint,
     DeviceChoice,
     Precision,
+    Quiet,
     RunConfigFile,
     Runs,
     WeightsChoice,
@@ -103,6 +104,7 @@ def generate(
         bool,
         _option(OUTPUT, "No detokenization: read and print words as the corpus has them (` @-@ `, ` , `).", "--raw"),
     ] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Continue prompts by sampling, greedily, or by beam search.
 
@@ -123,6 +125,9 @@ def generate(
     if asks and as_json:
         raise UsageError("--json needs a prompt: give one as an argument")
 
+    from lmtrain.system.allocator import retain_heap
+
+    retain_heap()
     from lmtrain.api.run import load
     from lmtrain.cli.prompting import complete_prompt, complete_prompts, interactive
     from lmtrain.generation.prompts import read_all, read_prompts

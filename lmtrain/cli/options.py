@@ -54,9 +54,7 @@ Runs = Annotated[
 ]
 Checkpoint = Annotated[
     str | None,
-    typer.Option(
-        "--checkpoint", metavar="STEP", help="best, last, or a step number. [default: the best undamaged one]"
-    ),
+    typer.Option("--checkpoint", metavar="STEP", help="best, last, or a step number. [default: the best]"),
 ]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 DeviceChoice = Annotated[

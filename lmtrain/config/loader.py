@@ -91,12 +91,12 @@ def _override(values: dict[str, Any], overrides: Iterable[str], environment: Map
             origins[_assign(values, key, text, name)] = name
     for override in overrides:
         key, separator, text = override.partition("=")
-        if not separator:
-            raise UsageError(
-                f"override {shown(override)} is not of the form section.field=value; a text comes before the "
-                "overrides, and a configuration file after -c"
-            )
         key = key.strip()
+        if not separator or not key:
+            raise UsageError(
+                f"override {shown(override)} is not of the form section.field=value; one text, or a folder of several, "
+                "comes before the overrides, and a configuration file after -c"
+            )
         origins[_assign(values, key, text, f"override {cleaned(key)}")] = "the command line"
     return origins
 

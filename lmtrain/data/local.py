@@ -35,6 +35,7 @@ CODE = (
 )
 """The endings of programs."""
 _PROSE = (".txt", ".text", ".md", ".rst", ".org", ".tex", ".html", ".htm", ".tokens", ".raw")
+_OR_EXTRACT = "unpack it if it is an archive, or export it as plain text"
 LONGEST_LINE = 256 << 20
 """Characters: a longer line is rejected, because later steps hold a line in memory."""
 
@@ -154,7 +155,7 @@ def _text_lines(path: Path) -> Iterator[str]:
                 if "\0" in line:
                     raise LmtrainError(
                         f"{path} has a NUL byte{_after(number)}, as text in UTF-16 has, and not text in UTF-8: "
-                        "convert it, for example with iconv -f UTF-16LE -t UTF-8"
+                        f"convert it, for example with iconv -f UTF-16LE -t UTF-8, {_OR_EXTRACT}"
                     )
                 number += 1
                 yield line.removesuffix("\n")
@@ -162,7 +163,7 @@ def _text_lines(path: Path) -> Iterator[str]:
         if number == 0 and error.object.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
             raise LmtrainError(f"{path} is text in UTF-16: convert it, with iconv -f UTF-16 -t UTF-8") from None
         raise LmtrainError(
-            f"{path} is not UTF-8 text{_after(number)}: convert it, for example with iconv, or export it as plain text"
+            f"{path} is not UTF-8 text{_after(number)}: convert it, for example with iconv, {_OR_EXTRACT}"
         ) from None
     except DAMAGE as error:
         reason = getattr(error, "strerror", None) or error

@@ -12,7 +12,8 @@ from lmtrain.system.messages import log
 
 _NUMBER = re.compile(r"[._-]?(\d+)(-of-\d+)?$")
 _SHOWN = 3
-_WRITTEN = ((MANIFEST, "train.docs.npy"), (MANIFEST, "train.bin"), (CONFIG, METRICS), (MANIFEST, "modeling_lmtrain.py"))
+_RUN = (CONFIG, METRICS)
+_WRITTEN = (_RUN, (MANIFEST, "train.docs.npy"), (MANIFEST, "train.bin"), (MANIFEST, "modeling_lmtrain.py"))
 """Files by which a corpus, a token store, a run and an exported model are recognized: they may be inside the folder of
 their text."""
 
@@ -28,9 +29,11 @@ def find_splits(folder: Path) -> dict[str, list[Path]]:
     - Hidden names, and folders that lmtrain wrote, are skipped.
     - If all text is in one subfolder, the names inside it count.
 
-    Messages say what is not used. Raises LmtrainError if there is no training text, if two files or folders claim one
-    split, if a shard of a named split is missing, or if a link leads to a missing file.
+    Messages say what is not used. Raises LmtrainError if the folder is a run, if there is no training text, if two
+    files or folders claim one split, if a shard of a named split is missing, or if a link leads to a missing file.
     """
+    if _holds(folder, _RUN):
+        raise LmtrainError(f"{folder} is a run, not a text: resume it with --resume")
     every = [*_files(folder, set())]
     named = [path for path in every if kind(path) in SUFFIXES]
     for path in named:
@@ -113,7 +116,11 @@ def _files(folder: Path, seen: set[Path]) -> Iterator[Path]:
 
 
 def _is_written(folder: Path) -> bool:
-    return any(all((folder / name).is_file() for name in names) for names in _WRITTEN)
+    return any(_holds(folder, names) for names in _WRITTEN)
+
+
+def _holds(folder: Path, names: Sequence[str]) -> bool:
+    return all((folder / name).is_file() for name in names)
 
 
 def _may_name(path: Path) -> bool:

@@ -30,7 +30,11 @@ WRONG_USAGE = {
     "fields of a recipe": (["train", "--fields", "-c", "wikitext2-cpu"], "--fields prints the defaults"),
     "unknown field in a file": ([*TRAIN, "-c", "bad.yaml"], "did you mean model.dim (Width of the residual stream)?"),
     "unknown override": ([*TRAIN, "train.ler=1"], "did you mean train.lr (Peak"),
-    "two sources": (["tokenize", "own.txt", "short.txt"], "not of the form section.field=value"),
+    "two sources": (
+        ["tokenize", "own.txt", "short.txt"],
+        "one text, or a folder of several, comes before the overrides",
+    ),
+    "an override with spaces": (["train", "train.lr", "=", "0.1"], "override '=' is not of the form"),
     "stride too long": (["eval", "eval.stride=17"], "eval.stride=17"),
     "dynamic fp16": (["eval", "--dynamic", "--precision", "fp16"], "--dynamic needs gradients"),
     "all cache": (["eval", "--cache", "eval.cache_weight=1"], "eval.cache_weight=1"),
@@ -76,6 +80,10 @@ WRONG_USAGE = {
 FAILURES = {
     "a source longer than a file's name": (["train", "x" * 300], "is not a file or folder here, not a hub id"),
     "a configuration longer than that": (["train", "-c", "x" * 300], f"configuration {'x' * 300} can't be read: File"),
+    "a run as a text": (
+        [*TRAIN, "data.source=runs/sample"],
+        "runs/sample is a run, not a text: resume it with --resume",
+    ),
     "missing corpus": (["download", "nowhere/corpus.txt"], "nowhere/corpus.txt"),
     "missing configuration": (["train", "-c", "nowhere.yaml"], "nowhere.yaml does not exist"),
     "blank corpus": ([*TRAIN, "data.source=blank.txt"], "blank.txt"),

@@ -233,7 +233,7 @@ def test_a_wrong_override_is_named(override: str, message: str) -> None:
 
 
 def test_only_the_first_argument_may_be_a_text() -> None:
-    with pytest.raises(UsageError, match=r"^override 'book.txt' is not of the form .*; a text comes before the overri"):
+    with pytest.raises(UsageError, match=r"^override 'book.txt' is not of the form .*; one text, or a folder"):
         config.load(None, config.with_source(["model.dim=16", "book.txt"]), {})
     assert config.load(None, config.with_source(["./a=b.txt"]), {}).data.source == "./a=b.txt"
 

@@ -117,6 +117,12 @@ def test_files_with_names_of_their_own_are_documents_and_shards_are_not(tmp_path
         ("a.txt", b"\xfe\xff\0a\0b", r"a\.txt is text in UTF-16: convert it"),
         ("a.txt", "plain words\n".encode("utf-16-le"), r"a\.txt has a NUL byte, as text in UTF-16 has"),
         ("a.txt", "plain words\n".encode("utf-16-be"), r"a\.txt has a NUL byte, as text in UTF-16 has"),
+        ("a.tar", b"a.txt" + bytes(600), r"a\.tar has a NUL byte.*, unpack it if it is an archive, or export it as"),
+        (
+            "a.pdf",
+            b"%PDF-1.7\n\xe2\xe3",
+            r"a\.pdf is not UTF-8.*, unpack it if it is an archive, or export it as plain",
+        ),
         ("a.txt", b"x\n" + b"y" * 400_000, r"a\.txt has a line of over 0 MiB after line 1"),
         ("a.jsonl", '{"text": "a"}\n{"text": \n', r"a\.jsonl, line 2, is not JSON"),
         ("a.jsonl", '{"text": "a"}\n[1]\n', r"line 2, is not a JSON object"),
