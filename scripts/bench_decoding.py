@@ -1,4 +1,4 @@
-"""`scripts/benchmark decode`: tokens per second of generating, beside `generate` of transformers' GPT-2 of that size.
+"""`scripts/benchmark decode`: tokens per second of generating, beside transformers' GPT-2 of that width and depth.
 
 Random weights: the time does not depend on what is generated, and no text ends before its full length. Rows compare
 the same precision and heap, and nothing is compiled; on a GPU lmtrain replays its steps as a CUDA graph, as the row
@@ -8,7 +8,6 @@ python scripts/bench_decoding.py SIDE        # as JSON; prints tokens per second
 """
 
 import argparse
-import importlib
 import importlib.util
 import itertools
 import json
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import torch
 from bench_training import ONLY_STEPS, SEED, gpt2, random_corpus, recipe_options
-from record import RETAINED_HEAP, Row, lmtrain, measure_beside, run_python, seconds
+from record import Row, lmtrain, measure_beside, run_python, seconds
 
 from lmtrain.system.device import choose_device, choose_precision
 
@@ -61,7 +60,7 @@ def measure_lmtrain(folder: Path, precision: str, prompts: int, beams: int, new:
     file.write_text("".join(" ".join(words[row : row + PROMPT]) + "\n" for row in range(prompts * REPEATS)))
     sizes = ["--batch-size", prompts, "--max-tokens", new, *(["--beams", beams] if beams > 1 else ["--greedy"])]
     command = ["generate", "--run", folder / "run", "--prompts", file, "--precision", precision, *sizes, "--json"]
-    printed = run_python(["-m", "lmtrain", *map(str, command)], RETAINED_HEAP)
+    printed = run_python(["-m", "lmtrain", *map(str, command)])
     texts = [json.loads(line) for line in printed.splitlines()]
     if {len(text["completions"][0]["ids"]) for text in texts} != {new}:
         raise AssertionError("a text does not have its full length")

@@ -1,4 +1,4 @@
-"""`scripts/benchmark train`: speed and memory of training, beside other programs' models of the same size.
+"""`scripts/benchmark train`: speed and memory of training, beside other programs' models of the same width and depth.
 
 Every measurement is a process of its own, so that its memory and the settings of its allocator are its own. lmtrain is
 measured by its own command line, from the metrics that a run logs. The others run a plain loop, in this file:

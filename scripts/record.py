@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,7 +32,7 @@ RETAINED_HEAP = {
     "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
     "MALLOC_TOP_PAD_": str(64 << 20),
 }
-"""What lmtrain sets for itself on glibc, as an environment for other programs."""
+"""What lmtrain sets for itself on glibc, as an environment, so that other programs have it too."""
 
 Record = dict[str, Any]
 Row = dict[str, Any]
@@ -60,13 +60,13 @@ def run_script(main: Callable[[], object]) -> None:
         raise SystemExit(130) from None
 
 
-def run_python(arguments: Sequence[str], environment: Mapping[str, str] = {}) -> str:
-    """Standard output of `python *arguments`. When interrupted, waits until the process has saved and ended.
+def run_python(arguments: Sequence[str]) -> str:
+    """Standard output of `python *arguments`, with `RETAINED_HEAP`.
 
-    Raises CalledProcessError when it fails.
+    When interrupted, waits until the process has saved and ended. Raises CalledProcessError when it fails.
     """
     command = [sys.executable, *arguments]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | environment)
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | RETAINED_HEAP)
     try:
         printed, _ = running.communicate()
     except KeyboardInterrupt:
@@ -91,7 +91,7 @@ def train_points(run: str | Path) -> list[Row]:
 
 def measure_beside(script: str, side: Row) -> Any:
     """The JSON in the last line that `python script SIDE` prints: another program's model prints lines of its own."""
-    return json.loads(run_python([script, json.dumps(side)], RETAINED_HEAP).splitlines()[-1])
+    return json.loads(run_python([script, json.dumps(side)]).splitlines()[-1])
 
 
 def seconds(run: Callable[..., object], *arguments: object) -> float:
@@ -151,7 +151,7 @@ def _identity(record: Record) -> tuple[object, ...]:
 @functools.cache
 def commit() -> str:
     """The commit of the repository when this was first called, and whether files that matter differed from it."""
-    changed = "+changes" if _git("status", "--porcelain", "lmtrain", "configs") else ""
+    changed = "+changes" if _git("status", "--porcelain", "lmtrain", "configs", "scripts", ":!scripts/results") else ""
     return (_git("rev-parse", "HEAD") or "unknown") + changed
 
 

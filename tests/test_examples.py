@@ -24,14 +24,14 @@ from lmtrain.nn.seq2seq import Seq2Seq, shift
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Call an example's `main`, with some of its constants replaced; its results, after checking what it printed and
-    drew."""
+    """Call an example's `main`, with some of its constants replaced; the results that it printed, after checking
+    what it drew."""
 
     def call(example: ModuleType, *arguments: str, **constants: object) -> dict[str, Any]:
         for constant, value in constants.items():
             monkeypatch.setattr(example, constant, value)
-        results: dict[str, Any] = example.main([*arguments, "--out", str(tmp_path / "new")])
-        assert json.loads(capsys.readouterr().out) == results
+        example.main([*arguments, "--out", str(tmp_path / "new")])
+        results: dict[str, Any] = json.loads(capsys.readouterr().out)
         assert all(math.isfinite(value) for value in results.values() if isinstance(value, float))
         with Image.open(results["picture"]) as picture:
             assert picture.format == "PNG"

@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -59,7 +60,7 @@ def command(lmtrain: Lmtrain, monkeypatch: pytest.MonkeyPatch, folder: Path) -> 
     Runs and records are in a folder of the test.
     """
 
-    def run_python(arguments: list[str], _environment: object = None) -> str:
+    def run_python(arguments: list[str]) -> str:
         if arguments[0] != "-m":
             return "number of parameters: 1\n" + json.dumps(SIDES[Path(arguments[0]).stem](json.loads(arguments[1])))
         argv = sys.argv
@@ -100,33 +101,36 @@ class Gpt2(nn.Module):
         return F.pad(prompts, (0, options["max_new_tokens"]))
 
 
-class Uniform(nn.Module):
-    """A double of every other program's model: all words are equally likely, whatever it was trained on."""
+class Bigrams(nn.Module):
+    """A double of every other program's model: it learns what word follows each; with a scale of 0 it learns nothing,
+    and all words are equally likely."""
 
-    def __init__(self, words: int, *, steps_first: bool = False) -> None:
+    def __init__(self, words: int, *, scale: float = 1.0, steps_first: bool = False) -> None:
         super().__init__()
-        self.logits = nn.Parameter(torch.zeros(words))
+        self.logits = nn.Parameter(torch.zeros(words, words))
+        self.scale = scale
         self.steps_first = steps_first
 
-    def forward(self, ids: Tensor, *state: Any) -> Any:
-        even = (0 * self.logits).log_softmax(0).expand(*ids.shape, -1)  # there is a gradient, and it is zero
+    def forward(self, ids: Tensor, state: Any) -> Any:
+        log_probs = (self.scale * self.logits[ids]).log_softmax(-1)
         if self.steps_first:  # the LSTM's interface: rows of steps and lanes together, and the state after them
-            return even.flatten(0, 1), state[0]
-        state[0].view(-1)  # nanoGPT's targets: they must be contiguous
-        return even, -even[..., 0].mean()
+            return log_probs.flatten(0, 1), state
+        return log_probs, F.nll_loss(log_probs.flatten(0, 1), state.view(-1))  # nanoGPT's targets must be contiguous
 
     def init_hidden(self, lanes: int) -> tuple[Tensor, Tensor]:
         return torch.zeros(lanes), torch.zeros(lanes)
 
     def configure_optimizers(self, *_: object) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+        return torch.optim.Adam(self.parameters())
 
 
-SOURCE = SimpleNamespace(
-    GPT=lambda config: Uniform(config["vocab_size"]),
-    GPTConfig=dict,
-    RNNModel=lambda kind, words, *_: Uniform(words, steps_first=True),
-)
+def source(scale: float = 1.0) -> SimpleNamespace:
+    """A double of the modules of the other programs."""
+    return SimpleNamespace(
+        GPT=lambda config: Bigrams(config["vocab_size"], scale=scale),
+        GPTConfig=dict,
+        RNNModel=lambda kind, words, *_: Bigrams(words, scale=scale, steps_first=True),
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,7 +142,7 @@ SOURCE = SimpleNamespace(
     ],
 )
 def test_training_is_measured(script: Any, monkeypatch: pytest.MonkeyPatch, peers: list[str], expected: object) -> None:
-    monkeypatch.setattr(bench_training, "load_source", lambda folder: SOURCE)
+    monkeypatch.setattr(bench_training, "load_source", lambda folder: source(scale=0.0))
     sizes = ["--vocab-size", "50", "--steps", "4", "model.context=8", "train.batch_size=2", "eval.stride=null"]
     (found,) = script(benchmark, "benchmarks", "train", "wikitext2", *SMALL, *sizes, *peers)
     rows = found["metrics"]["rows"]
@@ -211,7 +215,7 @@ def test_peers_are_scored_over_every_token(
     script: Any, command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "book.txt").write_text("once upon a time there was a river .\n" * 1000)
-    monkeypatch.setattr(bench_peers, "load_source", lambda folder: SOURCE)
+    monkeypatch.setattr(bench_peers, "load_source", lambda folder: source(scale=0.0))
     monkeypatch.setattr(bench_peers, "cores", lambda: 1)
     clock = itertools.count(step=0.0625)  # of the other programs: seconds at each look, one for each step
     monkeypatch.setattr(bench_peers, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
@@ -229,7 +233,7 @@ def test_peers_are_scored_over_every_token(
     for row in others:
         assert row["tokens"] > 0
         assert row["curve"][-1] == [pytest.approx(181 * 0.0625 / 60), pytest.approx(words)]
-        assert (row["parameters"], row["nats"]) == (words, pytest.approx(valid["tokens"] * math.log(words)))
+        assert (row["parameters"], row["nats"]) == (words**2, pytest.approx(valid["tokens"] * math.log(words)))
         assert row["word_perplexity"] == pytest.approx(words)
 
 
@@ -252,38 +256,12 @@ def test_the_schedule_of_a_peer_begins_after_its_first_step(monkeypatch: pytest.
     assert found == pytest.approx([0.0, 0.0, 0.5, 0.75])
 
 
-class Bigrams(nn.Module):
-    """A double of every other program's model, which learns what word follows each."""
-
-    def __init__(self, words: int, *, steps_first: bool = False) -> None:
-        super().__init__()
-        self.logits = nn.Parameter(torch.zeros(words, words))
-        self.steps_first = steps_first
-
-    def forward(self, ids: Tensor, state: Any) -> Any:
-        log_probs = self.logits[ids].log_softmax(-1)
-        if self.steps_first:
-            return log_probs.flatten(0, 1), state
-        return log_probs, F.nll_loss(log_probs.flatten(0, 1), state.flatten())
-
-    def init_hidden(self, lanes: int) -> tuple[Tensor, Tensor]:
-        return torch.zeros(lanes), torch.zeros(lanes)
-
-    def configure_optimizers(self, *_: object) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters())
-
-
 @pytest.mark.parametrize("name", bench_peers.PROGRAMS)
 def test_a_peer_is_trained_to_predict_the_next_word(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda model: model)
-    source = SimpleNamespace(
-        GPT=lambda config: Bigrams(config["vocab_size"]),
-        GPTConfig=dict,
-        RNNModel=lambda kind, words, *_: Bigrams(words, steps_first=True),
-    )
     words = torch.arange(7)
     side = {"dropout": 0.0, "precision": "fp32"}
-    peer = bench_peers.PROGRAMS[name](source, words.repeat(300), len(words), side)
+    peer = bench_peers.PROGRAMS[name](source(), words.repeat(300), len(words), side)
     losses = [float(peer.step(number, number / 20)) for number in range(20)]
     assert losses[-1] < losses[0] == pytest.approx(math.log(7))
     logits = peer.model.get_parameter("logits")
@@ -402,10 +380,17 @@ def test_an_ensemble_s_record_is_kept_where_what_follows_fails(script: Any) -> N
     assert [row["model"] for row in found["metrics"]["rows"]] == ["seed 1", "seed 2", "mean of 2"]
 
 
-def test_an_ensemble_is_not_tuned(script: Any, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("other", [["--tune", "9"], ["--variant", "model.dim=8"]])
+def test_what_reproduce_does_is_one_thing(script: Any, capfd: pytest.CaptureFixture[str], other: list[str]) -> None:
     with pytest.raises(SystemExit):
-        script(reproduce, "ensembles", "quickstart", "--ensemble", "2", "--tune", "9")
-    assert "--ensemble does not tune: give --adapt" in capfd.readouterr().err
+        script(reproduce, "ensembles", "quickstart", "--ensemble", "2", *other)
+    assert re.search("argument --.*: not allowed with argument --", capfd.readouterr().err)
+
+
+def test_a_finished_run_is_scored_with_the_settings_of_the_command(script: Any) -> None:
+    for options, stride in (([], 4), (["eval.stride=8"], 8)):
+        found = script(reproduce, "recipes", "quickstart", *TINY, "run.name=r", *options)
+        assert found[-1]["metrics"]["rows"][0]["stride"] == stride
 
 
 def config_of(mode: str, stride: int | None, context: int) -> dict[str, dict[str, Any]]:
@@ -415,6 +400,15 @@ def config_of(mode: str, stride: int | None, context: int) -> dict[str, dict[str
 def test_a_windowed_model_is_adapted_by_the_cache_only() -> None:
     assert reproduce.untuned(config_of("windowed", None, 4)) == {"cache": ["--cache"]}
     assert len(reproduce.untuned(config_of("causal", None, 4))) == 3
+
+
+def test_only_dynamic_evaluation_has_a_stride_of_its_own() -> None:
+    options = reproduce.untuned(config_of("causal", None, 512))
+    assert {method: "eval.stride=32" in flags for method, flags in options.items()} == {
+        "cache": False,
+        "dynamic": True,
+        "dynamic and cache": True,
+    }
 
 
 def test_dynamic_evaluation_has_the_stride_that_its_recipe_s_settings_are_for() -> None:

@@ -14,6 +14,9 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
+SEED = 0
+"""Of the weights and the data."""
+
 Results = dict[str, Any]
 
 
@@ -28,13 +31,12 @@ def parse(
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/examples"), help="folder of the picture (%(default)s)")
     parser.add_argument("--record", action="store_true", help="write a record to scripts/results/examples.json")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the weights and the data (%(default)s)")
     if steps:
         parser.add_argument("--steps", type=int, default=steps, help="training steps (%(default)s)")
     for name, values in choices.items():
         parser.add_argument(f"--{name}", choices=values, default=values[0], help="(%(default)s)")
     options = parser.parse_args(argv)
-    torch.manual_seed(options.seed)
+    torch.manual_seed(SEED)
     torch.set_num_threads(1)
     return options
 
@@ -55,7 +57,7 @@ def train(loss_of_batch: Callable[[], Tensor], parameters: list[Tensor], steps: 
     return {"first_loss": losses[0], "last_loss": losses[-1], "steps": steps, "seconds": seconds}
 
 
-def report(name: str, results: Results, figure: Figure, options: argparse.Namespace) -> Results:
+def report(name: str, results: Results, figure: Figure, options: argparse.Namespace) -> None:
     """Save the picture, print the results as one line of JSON, and write the record if --record is given."""
     picture = options.out / f"{name}.png"
     picture.parent.mkdir(parents=True, exist_ok=True)
@@ -64,5 +66,4 @@ def report(name: str, results: Results, figure: Figure, options: argparse.Namesp
     if options.record:
         from record import write_record
 
-        write_record("examples", name, results, seeds=[options.seed])
-    return results | {"picture": str(picture)}
+        write_record("examples", name, results, seeds=[SEED])

@@ -78,7 +78,7 @@ class Model(nn.Module):
         return self.regress(pooled[:, 0]), pointed.squeeze(1)
 
 
-def main(argv: list[str] | None = None) -> Results:
+def main(argv: list[str] | None = None) -> None:
     """Train, evaluate on unseen sets, draw."""
     options = parse(__doc__, argv, steps=2000, pooling=["residual", "plain", "queries"])
     model = Model(options.pooling)
@@ -90,7 +90,7 @@ def main(argv: list[str] | None = None) -> Results:
 
     trained = train(loss, list(model.parameters()), options.steps, 3e-3)
     name = "largest" if options.pooling == "residual" else f"largest-{options.pooling}"
-    return report(name, judge(model, draw(UNSEEN)) | trained, show(model, draw(6)), options)
+    report(name, judge(model, draw(UNSEEN)) | trained, show(model, draw(6)), options)
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ import math
 from dataclasses import replace
 
 import torch
-from example import Results, parse, report
+from example import parse, report
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
@@ -92,13 +92,13 @@ def draw() -> Figure:
     return figure
 
 
-def main(argv: list[str] | None = None) -> Results:
+def main(argv: list[str] | None = None) -> None:
     """Draw, and print the shares."""
     options = parse(__doc__, argv)
     shares = {name: share(pattern, T) for name, pattern in PATTERNS.items()}
     causal = {name: share(replace(pattern, causal=True), T) for name, pattern in PATTERNS.items()}
     rows = [{"pattern": name, "share": shares[name], "share_causal": causal[name]} for name in PATTERNS]
-    return report("patterns", {"rows": rows}, draw(), options)
+    report("patterns", {"rows": rows}, draw(), options)
 
 
 if __name__ == "__main__":

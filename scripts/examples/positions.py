@@ -103,10 +103,10 @@ def draw() -> Figure:
     return figure
 
 
-def main(argv: list[str] | None = None) -> Results:
+def main(argv: list[str] | None = None) -> None:
     """Draw, and print the deviations."""
     options = parse(__doc__, argv)
-    return report("positions", figures(), draw(), options)
+    report("positions", figures(), draw(), options)
 
 
 if __name__ == "__main__":

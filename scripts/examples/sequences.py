@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from example import Results, parse, report, train
+from example import parse, report, train
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -125,7 +125,7 @@ def draw_weights(tables: dict[str, Tensor], sequence: Sequences) -> Figure:
     return figure
 
 
-def main(argv: list[str] | None = None) -> Results:
+def main(argv: list[str] | None = None) -> None:
     """Train, evaluate on unseen sequences, draw."""
     options = parse(__doc__, argv, steps=1000, decoding=list(MODELS))
     unseen = draw(UNSEEN)
@@ -146,7 +146,7 @@ def main(argv: list[str] | None = None) -> Results:
     if options.decoding == "parallel":
         results["exact_match_given_lengths"] = exact_match(model, unseen, unseen.lengths)
     results |= {"unseen": UNSEEN, **trained}
-    return report(f"sequences-reverse-{options.decoding}", results, figure, options)
+    report(f"sequences-reverse-{options.decoding}", results, figure, options)
 
 
 if __name__ == "__main__":
