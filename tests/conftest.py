@@ -1,17 +1,17 @@
 """Fixtures for all tests: a tiny configuration, its token store, a trained run, and commands in this process."""
 
-import json
 import os
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
 
+from lmtrain.api.train import train
 from lmtrain.cli import app as cli
 from lmtrain.config.loader import load
 from lmtrain.config.schema import Config
@@ -126,12 +126,8 @@ def lmtrain(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which `lmtrain train` ran the tiny configuration."""
     folder = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "argv", ["lmtrain", "train", *TINY])
-        with suppress(SystemExit):
-            cli.main()
-    assert json.loads((folder / "runs/sample/state.json").read_text())["status"] == "finished"
+    with chdir(folder):
+        train(*TINY)
     return folder
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -149,10 +150,6 @@ def test_a_store_that_can_not_be_read_is_not_replaced(
 ) -> None:
     """For nothing says that it is damaged. The same holds for a corpus."""
     store = make_store(tmp_path)
-
-    def unreadable(*_: object) -> None:
-        raise UnreadableError("Permission denied")
-
     for make in (
         lambda: tokenize(open_corpus(tmp_path / "tiny"), CONFIGS["word"]),
         lambda: download(DataConfig(source="sample", sample_tokens=1000, dir=tmp_path)),
@@ -161,7 +158,7 @@ def test_a_store_that_can_not_be_read_is_not_replaced(
         before = sorted(found.folder.iterdir())
         notes.clear()
         with monkeypatch.context() as patched:
-            patched.setattr(corpus_module, "verify", unreadable)
+            patched.setattr(corpus_module, "verify", Mock(side_effect=UnreadableError("Permission denied")))
             with pytest.raises(UnreadableError):
                 make()
         assert sorted(found.folder.iterdir()) == before
@@ -211,10 +208,6 @@ def test_downloading_and_tokenizing_load_no_large_library() -> None:
 
 def test_a_store_that_can_not_be_read_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = make_store(tmp_path)
-
-    def unreadable(*_: object) -> None:
-        raise UnreadableError("Permission denied")
-
-    monkeypatch.setattr(tokens_module, "verify", unreadable)
+    monkeypatch.setattr(tokens_module, "verify", Mock(side_effect=UnreadableError("Permission denied")))
     with pytest.raises(UnreadableError):
         find_store(tmp_path, store.sha256)
