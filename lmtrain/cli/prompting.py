@@ -94,6 +94,7 @@ def _complete(trained: Run, options: Options, prompts: list[Prompt], first: int,
                 "prompt": prompt.prompt,
                 "completions": [vars(completion) for completion in result.completions],
                 "timings": {"tokens_per_second": result.tokens_per_second},
+                "seed": options.seed,
             }
             print(to_json({**values, **trained.about()}))
             continue

@@ -75,6 +75,8 @@ def test_a_printed_seed_repeats_the_text_and_explicit_options_are_the_defaults(l
     assert seeded is not None
     again = lmtrain(*arguments, "--seed", seeded[1], "--temperature", "0.8", "--top-p", "0.95")
     assert (again.out, again.err) == (first.out, "")
+    saved = lmtrain(*arguments, "--json").json
+    assert lmtrain(*arguments, "--seed", str(saved["seed"]), "--json").json["completions"] == saved["completions"]
     assert lmtrain(*arguments, "--quiet").err == ""
     greedy = lmtrain(*arguments, "--greedy")
     assert greedy.err == ""
