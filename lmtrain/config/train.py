@@ -81,8 +81,9 @@ class TrainConfig(Section):
     """Fraction of the input tokens that are replaced by samples from all training tokens; targets are unchanged (Xie et
     al., 2017)."""
     init_from: UserPath | None = None
-    """Start from the best weights of this run. It must have the same tokenizer and model, except for dropout and,
-    unless positions are learned or attention is `linformer`, `context`."""
+    """Start from the best weights of this run. Without a configuration file its tokenizer and model are used; otherwise
+    they must be the same, except for dropout and, unless positions are learned or attention is `linformer`,
+    `context`."""
     teacher: Annotated[tuple[UserPath, ...], BeforeValidator(_listed)] = ()
     """Distill from the best checkpoint of a run, or from the mean of the predictions of a list of runs. They must have
     the same tokenizer and mode and at least this `context`. All logits are then computed at once, regardless of
@@ -105,7 +106,7 @@ class TrainConfig(Section):
     save_minutes: float = Field(5.0, gt=0)
     """Minutes between two checkpoints; each evaluation also saves one."""
     keep: int = Field(2, ge=1)
-    """Latest checkpoints to keep, beside the best, and the last and the best that a larger budget can continue from."""
+    """Latest checkpoints to keep, besides the best, and the last and best that a larger budget can continue from."""
     sample_prompts: tuple[str, ...] = ("The",)
     """Prompts that are continued for TensorBoard at each evaluation."""
     sample_tokens: int = Field(40, ge=1, le=1000)

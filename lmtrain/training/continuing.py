@@ -4,14 +4,12 @@ A step is a function of the state, of (seed, step, micro-batch) and of its learn
 in their budgets are the same, to the last bit, as long as their learning rates are.
 """
 
-import shlex
 from pathlib import Path
 
 from lmtrain.config.train import TrainConfig
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import run_checkpoints
 from lmtrain.storage.checkpoint import Checkpoint
-from lmtrain.storage.run_folder import CONFIG
 from lmtrain.system.messages import log
 from lmtrain.training.checkpoint_info import read_info
 from lmtrain.training.schedule import Budget, schedule_length
@@ -29,12 +27,6 @@ def steps_independent_of_budget(train: TrainConfig, budget: Budget) -> int:
     if train.schedule == "constant":
         return budget.steps - (train.eval_steps is not None and budget.steps % train.eval_steps > 0)
     return int((1.0 - train.decay) * budget.steps) if train.schedule == "wsd" else 0
-
-
-def start_from(run_dir: Path) -> str:
-    """Return the arguments of `lmtrain train` for a run that starts from the weights of `run_dir`."""
-    run, config = shlex.quote(str(run_dir)), shlex.quote(str(run_dir / CONFIG))
-    return f"-c {config} run.name={run_dir.name}-2 train.init_from={run}"
 
 
 def last_common(run_dir: Path, train: TrainConfig, budget: Budget, last: Checkpoint) -> Checkpoint:
@@ -67,5 +59,5 @@ def last_common(run_dir: Path, train: TrainConfig, budget: Budget, last: Checkpo
         obstacle = f"it has no undamaged checkpoint up to step {common:,}"
     raise LmtrainError(
         f"{run_dir} can't be resumed with another budget or warmup: {obstacle}. Give the old values, or train another "
-        f"run with run.name={run_dir.name}-2; {start_from(run_dir)} and the new values start it from these weights"
+        f"run (run.name=...; train.init_from={run_dir} starts from its weights)"
     )

@@ -1,6 +1,5 @@
 """Opening a run: lock its folder, find the checkpoint to resume, compare configuration and data, restore the state."""
 
-import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import catch_stop_signals
 from lmtrain.training.announce import report_device, report_plan
 from lmtrain.training.checkpoint_info import NEW_RUN, CheckpointInfo, read_info
-from lmtrain.training.continuing import last_common, start_from, steps_independent_of_budget
+from lmtrain.training.continuing import last_common, steps_independent_of_budget
 from lmtrain.training.meter import Clock
 from lmtrain.training.monitor import Monitor, RunMonitor
 from lmtrain.training.other_runs import initial_weights
@@ -127,7 +126,7 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, last: Check
         raise LmtrainError(
             f"{run_dir} was started with another configuration ({fields}): "
             f"give the old values, or train another run with run.name={run_dir.name}-2, without --resume"
-            f"{f'; {start_from(run_dir)} and the new values start it from these weights' if is_budget else ''}"
+            f"{f'; train.init_from={run_dir} starts it from the weights of this one' if is_budget else ''}"
         )
     check_model(last, config.model)
     for what, then, now in (
@@ -136,9 +135,8 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, last: Check
     ):
         if then not in (None, now):
             raise LmtrainError(
-                f"the {what} is not the one that {run_dir} was trained on: train another run with "
-                f"run.name={run_dir.name}-2, without --resume; {start_from(run_dir)} "
-                f"tokenizer.file={shlex.quote(str(run_dir / run_folder.TOKENIZER))} starts it from these weights"
+                f"the {what} is not the one that {run_dir} was trained on: choose another run.name, without --resume; "
+                f"train.init_from={run_dir} starts it from the weights of this one"
             )
 
 

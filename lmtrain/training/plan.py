@@ -25,7 +25,7 @@ from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.storage import run_checkpoints
 from lmtrain.storage.checkpoint import FORMAT
 from lmtrain.storage.files import read_manifest
-from lmtrain.storage.run_folder import default_name, find_run, is_run, run_config
+from lmtrain.storage.run_folder import TOKENIZER, default_name, find_run, is_run, run_config
 from lmtrain.system.device import choose_device, cores
 from lmtrain.training.schedule import targets_per_step
 
@@ -79,9 +79,12 @@ def _run_dir(config: Config, source: ConfigSource) -> Path:
 
 
 def _recipe(overrides: Sequence[str], tokens: int, vocab_size: int) -> Config:
-    """Return the automatic recipe for a training text of this size on this machine, with the overrides."""
+    """Return the automatic recipe for a training text of this size on this machine, with the overrides.
+
+    The model and the tokenizer are those of the run `train.init_from`, if that is set.
+    """
     budgets = (f"train.{name}" for name in BUDGETS)
-    train = load_fields(None, overrides, "train.device", "train.max_minutes", *budgets).train
+    train = load_fields(None, overrides, "train.device", "train.max_minutes", "train.init_from", *budgets).train
     has_steps = any(getattr(train, name) is not None for name in BUDGETS)
     minutes = train.max_minutes or (None if has_steps else MINUTES)
     device = choose_device(train.device)
@@ -89,11 +92,22 @@ def _recipe(overrides: Sequence[str], tokens: int, vocab_size: int) -> Config:
     count = GPU_CORES * torch.cuda.get_device_properties(device).multi_processor_count if cuda else cores()
 
     def for_epochs(epochs: float) -> Config:
-        return load(automatic(tokens, vocab_size, count, cuda, minutes, epochs), overrides)
+        recipe = automatic(tokens, vocab_size, count, cuda, minutes, epochs)
+        return load(recipe if train.init_from is None else _with_model_of(train.init_from, recipe), overrides)
 
     if train.steps is not None:
         return for_epochs(train.steps * targets_per_step(for_epochs(math.inf)) / tokens)
     return for_epochs(train.epochs or (train.tokens / tokens if train.tokens else math.inf))
+
+
+def _with_model_of(run_dir: Path, recipe: Config) -> Config:
+    """Return the recipe with the model and the tokenizer of a run, but with its own dropout."""
+    if not is_run(run_dir):
+        return recipe  # `initial_weights` rejects it
+    dropout = {name: getattr(recipe.model, name) for name in ("dropout", "input_dropout", "output_dropout")}
+    model = run_config(run_dir).model.model_copy(update=dropout)
+    tokenizer = TokenizerConfig(file=(run_dir / TOKENIZER).absolute())
+    return recipe.model_copy(update={"model": model, "tokenizer": tokenizer})
 
 
 def _plan_existing(run_dir: Path, overrides: Sequence[str]) -> RunPlan:

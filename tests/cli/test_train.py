@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -86,12 +85,3 @@ def test_fields_describes_fields(lmtrain: Lmtrain, prefixes: list[str]) -> None:
 def test_the_next_commands_can_be_pasted_if_a_path_has_a_space(lmtrain: Lmtrain, workdir: Path) -> None:
     done = lmtrain("train", *TINY, "run.dir=my runs")
     assert "--run 'my runs/sample'; tensorboard --logdir 'my runs'\n" in done.err
-
-
-def test_a_larger_budget_starts_from_the_weights_as_the_message_says(lmtrain: Lmtrain, workdir: Path) -> None:
-    done = lmtrain("train", *TINY, "train.steps=30")
-    assert done.code == 1
-    remedy = done.err[done.err.index("-c runs/sample/config.yaml") : done.err.index(" and the new values start it")]
-    done = lmtrain("train", *shlex.split(remedy), "train.steps=30", "--json")
-    assert (done.json["run"], done.json["step"]) == ("runs/sample-2", 30)
-    assert "starting from the weights of" in done.err

@@ -14,7 +14,6 @@ from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.training import train_state
-from lmtrain.training.continuing import start_from
 from lmtrain.training.saving import CheckpointSaver
 from tests.helpers import flip_bit
 from tests.training.helpers import change, curves, last_hash, logged, run, run_state, verified_steps
@@ -191,7 +190,7 @@ def test_what_can_not_be_exact_is_rejected_with_a_remedy(
         run(change(config, **{"train__steps": 16} | changed), tmp_path)
     assert reason in str(caught.value)
     assert str(caught.value).startswith(f"{tmp_path} can't be resumed with another budget or warmup: ")
-    remedy = f"Give the old values, or train another run with run.name={tmp_path.name}-2; {start_from(tmp_path)} and "
+    remedy = f"Give the old values, or train another run (run.name=...; train.init_from={tmp_path} starts from its wei"
     assert re.search(re.escape(remedy), str(caught.value))
     assert run_folder.run_config(tmp_path) == config
     assert [int(folder.name[5:]) for folder in run_checkpoints.folders(tmp_path)] == steps

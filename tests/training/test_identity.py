@@ -12,7 +12,6 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import remove_folder
-from lmtrain.training.continuing import start_from
 from lmtrain.training.opening import check_same_run
 from lmtrain.training.train_state import snapshot
 from tests.helpers import TINY
@@ -63,7 +62,7 @@ def test_a_changed_field_of_the_identity_is_rejected_by_name(tiny: Config, store
             f"give the old values, or train another run with run.name={tmp_path.name}-2, without --resume"
         )
         if field in ("train.steps", "train.max_minutes"):
-            expected += f"; {start_from(tmp_path)} and the new values start it from these weights"
+            expected += f"; train.init_from={tmp_path} starts it from the weights of this one"
         assert str(rejection.value) == expected
     with pytest.raises(LmtrainError, match=r"another configuration \(run\.seed: 1 -> 2\)"):
         run(change(tiny, run__seed=2), tmp_path)

@@ -156,6 +156,22 @@ def test_a_run_without_a_checkpoint_does_not_impose_its_configuration(folder: Pa
     assert again.config.train.lr != 0.5
 
 
+def test_a_run_that_starts_from_another_has_its_model_and_tokenizer(folder: Path) -> None:
+    """But its own dropout, which here is none, and what is given besides."""
+    base = train(plan_run(None, ["data.source=book.txt", *OWN]))
+    (folder / "own.txt").write_text("A tale of another river, of which nobody knew.\n" * 100)
+    fields = ["data.source=own.txt", "train.init_from=runs/book", "train.steps=2", "train.device=cpu"]
+    plan = plan_run(None, fields)
+    none = {"dropout": 0.0, "input_dropout": 0.0, "output_dropout": 0.0}
+    assert train(plan).model == base.model.model_copy(update=none)
+    tokenizers = [(run / "tokenizer.json").read_bytes() for run in (plan.run_dir, Path("runs/book"))]
+    assert tokenizers[0] == tokenizers[1]
+    with pytest.raises(LmtrainError, match=r"train\.init_from=runs/book has model\.layers=1, and this run 2"):
+        train(plan_run(None, [*fields, "run.name=other", "model.layers=2"]))
+    with pytest.raises(LmtrainError, match=r"train\.init_from=nowhere is not a run folder"):
+        train(plan_run(None, [*fields, "run.name=other", "train.init_from=nowhere"]))
+
+
 def test_a_teacher_is_found_from_any_folder(folder: Path) -> None:
     plan = plan_run(None, ["data.source=book.txt", "train.teacher=runs/large"])
     assert plan.config.train.teacher == (folder / "runs/large",)
