@@ -124,7 +124,7 @@ def lmtrain(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which `lmtrain train` ran the tiny configuration."""
+    """A folder in which `lmtrain.train` ran the tiny configuration."""
     folder = tmp_path_factory.mktemp("trained")
     with chdir(folder):
         train(*TINY)

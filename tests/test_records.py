@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pages
 import pytest
@@ -69,9 +70,10 @@ def test_a_record_of_another_machine_or_benchmark_is_kept(results: Path, monkeyp
 
 
 def test_a_commit_with_changes_is_marked(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = {"rev-parse": "abc", "status": " M lmtrain/errors.py"}
-    monkeypatch.setattr(record, "_git", lambda command, *_: state[command])
+    git = Mock(side_effect=[" M lmtrain/errors.py", "abc"])
+    monkeypatch.setattr(record, "_git", git)
     assert record.commit() == "abc+changes"
+    assert {"lmtrain", "configs", "scripts", ":!scripts/results"} <= set(git.call_args_list[0].args)
 
 
 def test_a_record_without_git_says_so(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:

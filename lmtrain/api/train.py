@@ -35,9 +35,9 @@ def train(
         lmtrain.train(config={"data": {"source": "book.txt"}, "model": {"layers": 2}, "train": {"steps": 500}})
 
     A corpus that is missing is downloaded and tokenized first; a finished run is not trained again. Under torchrun,
-    every process calls this. Raises LmtrainError if the command `train` would fail with a message, TypeError for an
-    argument of another type, and KeyboardInterrupt after Ctrl-C, once the checkpoint is saved. Call it in the main
-    thread, which gets the signals: in another one it raises UsageError.
+    every process calls this. Raises LmtrainError if the command `train` would fail with a message, TypeError for a
+    positional argument of another type, and KeyboardInterrupt after Ctrl-C, once the checkpoint is saved. Call it in
+    the main thread, which gets the signals: in another one it raises UsageError.
     """
     if not all(isinstance(argument, str | Path) for argument in arguments):
         raise TypeError(

@@ -54,7 +54,9 @@ Runs = Annotated[
 ]
 Checkpoint = Annotated[
     str | None,
-    typer.Option("--checkpoint", metavar="STEP", help="best, last, or a step number. [default: the best]"),
+    typer.Option(
+        "--checkpoint", metavar="STEP", help="best, last, or a step number. [default: the best undamaged one]"
+    ),
 ]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 DeviceChoice = Annotated[

@@ -94,7 +94,7 @@ def _complete(trained: Run, options: Options, prompts: list[Prompt], first: int,
                 "prompt": prompt.prompt,
                 "completions": [vars(completion) for completion in result.completions],
                 "timings": {"tokens_per_second": result.tokens_per_second},
-                "seed": options.seed,
+                "seed": options.seed if options.temperature else None,
             }
             print(to_json({**values, **trained.about()}))
             continue
@@ -112,7 +112,8 @@ def _warn(trained: Run, options: Options, prompt: str) -> None:
     text = in_corpus_spacing(trained.tokenizer, prompt, options.raw)
     length, context = len(trained.tokenizer.encode(text)), trained.config.model.context
     if not length:
-        log.warning("the prompt is empty: starting at the beginning of a line")
+        unit = "line" if trained.tokenizer.kind == "word" else "document"
+        log.warning(f"the prompt is empty: starting at the beginning of a {unit}")
     if unknown := unknown_words(trained.tokenizer, text):
         log.warning(f"not in the vocabulary: {', '.join(unknown)}")
     if length > context:

@@ -7,7 +7,7 @@ from pathlib import Path
 from lmtrain.data.local import CODE, SHARD, SPLIT_NAMES, SUFFIXES, kind, name_in, plain, reject_dangling
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import MANIFEST, read_errors
-from lmtrain.storage.run_folder import CONFIG, METRICS
+from lmtrain.storage.run_folder import CHECKPOINTS, CONFIG, METRICS
 from lmtrain.system.messages import log
 
 _NUMBER = re.compile(r"[._-]?(\d+)(-of-\d+)?$")
@@ -32,8 +32,8 @@ def find_splits(folder: Path) -> dict[str, list[Path]]:
     Messages say what is not used. Raises LmtrainError if the folder is a run, if there is no training text, if two
     files or folders claim one split, if a shard of a named split is missing, or if a link leads to a missing file.
     """
-    if _holds(folder, _RUN):
-        raise LmtrainError(f"{folder} is a run, not a text: resume it with --resume")
+    if _holds(folder, _RUN) and (folder / CHECKPOINTS).is_dir():
+        raise LmtrainError(f"{folder} is a run, not a text: resume it with `lmtrain train --resume {folder}`")
     every = [*_files(folder, set())]
     named = [path for path in every if kind(path) in SUFFIXES]
     for path in named:
@@ -156,7 +156,8 @@ def _in_order(folder: Path, split: str, paths: list[Path]) -> list[Path]:
     if len(paths) > 1 and (len({*numbers.values()}) < len(paths) or len({kind(path) for path in paths}) > 1):
         names = " and ".join(path.name for path in paths)
         raise LmtrainError(
-            f"{folder} has several files for its {split} split, {names}: keep one of them, or number them all"
+            f"{folder} has several files for its {split} split, {names}: keep one of them, or number them all and "
+            "give them one ending"
         )
     return sorted(paths, key=lambda path: numbers.get(path, 0))
 

@@ -88,7 +88,7 @@ def _config(trained: TrainedWeights) -> dict[str, Any]:
 
 
 def _token_ids(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the special tokens: `<eos>` is an empty prompt, ends a text, as in lmtrain.generation, and also pads."""
+    """Return the special tokens: `<eos>` stands for an empty prompt, ends a text, and pads."""
     return dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_id)
 
 
@@ -101,6 +101,7 @@ def _generation_config(tokenizer: Tokenizer) -> dict[str, Any]:
 def _tokenizer(document: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the run's tokenizer.json, changed to encode a text to what the model reads of it as a prompt.
 
+    An empty text has no tokens, except with a word tokenizer.
     In lmtrain, the code encodes each line separately and, with a word tokenizer, adds `<eos>`; here tokenizer.json does
     both.
     """

@@ -66,7 +66,7 @@ def complete(
 ) -> list[Completed]:
     """Continue each prompt.
 
-    The model reads the prompt (see `in_corpus_spacing`) as a part of a text: with a word tokenizer at the start of a
+    The model reads the prompt (see `in_corpus_spacing`) as part of a text: with a word tokenizer at the start of a
     line, after `<eos>`. An empty prompt is `<eos>`. A longer input is cut to its last `context` tokens.
     A sample depends on the seed, the prompt's number (`first` is that of the first prompt), and the sample's number, so
     in fp32 the batch changes a text only through rounding. `on_token(row, token)` is called with each token as it is

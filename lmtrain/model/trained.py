@@ -58,11 +58,10 @@ def trained_weights(run_dir: Path, which: str | None, weights: str) -> TrainedWe
         raise LmtrainError(f"{run_dir / run_folder.TOKENIZER} is not the tokenizer that {folder} was trained with")
     averaged = weights != "raw" and "ema" in loaded.tensors
     tensors = loaded.tensors["model"] | (loaded.tensors["ema"] if averaged else {})
+    width = (config.model.dim,)  # by which tables are allocated
     try:
-        if "pool.seed" in tensors and tensors["pool.seed"].shape != (
-            config.model.dim,
-        ):  # by which tables are allocated
-            raise ValueError(f"pool.seed has shape {tensors['pool.seed'].shape}, not {(config.model.dim,)}")
+        if "pool.seed" in tensors and tensors["pool.seed"].shape != width:
+            raise ValueError(f"pool.seed has shape {tensors['pool.seed'].shape}, not {width}")
         model = build_uninitialized(config.model, tokenizer.vocab_size)
         checkpoint.check_shapes(tensors, dict(model.named_parameters()))
     except (RuntimeError, ValueError) as error:

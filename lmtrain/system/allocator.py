@@ -1,4 +1,4 @@
-"""Settings of the C allocator for training on a CPU."""
+"""Settings of the C allocator for computing on a CPU."""
 
 import ctypes
 import os

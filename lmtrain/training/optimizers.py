@@ -111,8 +111,8 @@ def make_optimizer(model: LanguageModel, train: TrainConfig) -> AdamW:
 
     AdamW's updates do not depend on the scale of a parameter, so each group has an `lr_factor`, by which the learning
     rate is multiplied. It is 1 / sqrt(E) for the word embedding and an untied output layer of width E, whose elements
-    start at 1 / E instead of 1 / sqrt(E), and 5 for norms and the token shift, whose gains start
-    far larger than the elements of a matrix.
+    start at 1 / E instead of 1 / sqrt(E), and 5 for norms and the token shift, whose gains start far larger than the
+    elements of a matrix.
     """
     embeddings = {id(weight) for weight in (model.embedding.weight, *model.output.parameters())}
     gains = {id(gain) for module in model.modules() if isinstance(module, GAINS) for gain in module.parameters()}

@@ -82,8 +82,8 @@ def choose_strategy(
 ) -> str:
     """Return `single`, `ddp` or `fsdp`.
 
-    `single` is without torchrun. `auto` is `fsdp` if the state would fill more than half of the GPU and can be sharded,
-    else `ddp`. Raises LmtrainError if `train.parallel=fsdp` is impossible.
+    Without torchrun it is `single`. `auto` is `fsdp` if the state would fill more than half of the GPU and can be
+    sharded, else `ddp`. Raises LmtrainError if `train.parallel=fsdp` is impossible.
     """
     if processes is SINGLE_PROCESS:
         return "single"

@@ -36,7 +36,7 @@ def out_of_patience(config: Config, counters: Counters) -> bool:
 
 
 def status_at_end(config: Config, counters: Counters, progress: float) -> Literal["finished", "stopped early"]:
-    """Return whether the budget or patience ended a run; `progress` is that of its last checkpoint."""
+    """Return whether the budget or patience ended a run; `progress` is that when it was last saved or resumed."""
     return "stopped early" if progress < 1.0 and out_of_patience(config, counters) else "finished"
 
 

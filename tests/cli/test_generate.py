@@ -27,6 +27,7 @@ def test_one_prompt(lmtrain: Lmtrain, workdir: Path) -> None:
     assert completion["score"] == completion["log_prob"] == pytest.approx(sum(completion["token_log_probs"]))
     assert completion["reason"] == "length"
     assert result["timings"]["tokens_per_second"] > 0
+    assert result["seed"] is None
     plain = lmtrain("generate", "The river", "-n", "5", "--greedy")
     assert plain.out == ("The river" + completion["text"]).removesuffix("\n") + "\n"
 
@@ -153,7 +154,7 @@ def test_plain_prompts_are_read_like_spaced_out_ones(
 def test_white_space_is_a_prompt_for_a_model_of_bytes(lmtrain: Lmtrain, folder: Path) -> None:
     stored_run(folder / "runs/bytes", TRAINED["byte"])
     assert "empty" not in lmtrain("generate", "  ", "-n", "2", "--run", "bytes").err
-    assert "the prompt is empty" in lmtrain("generate", "", "-n", "2", "--run", "bytes").err
+    assert "is empty: starting at the beginning of a document\n" in lmtrain("generate", "", "--run", "bytes").err
 
 
 def test_a_prompt_that_is_empty_or_long_gets_a_note(lmtrain: Lmtrain, workdir: Path) -> None:

@@ -82,7 +82,7 @@ FAILURES = {
     "a configuration longer than that": (["train", "-c", "x" * 300], f"configuration {'x' * 300} can't be read: File"),
     "a run as a text": (
         [*TRAIN, "data.source=runs/sample"],
-        "runs/sample is a run, not a text: resume it with --resume",
+        "sample is a run, not a text: resume it with `lmtrain train --resume",
     ),
     "missing corpus": (["download", "nowhere/corpus.txt"], "nowhere/corpus.txt"),
     "missing configuration": (["train", "-c", "nowhere.yaml"], "nowhere.yaml does not exist"),

@@ -20,6 +20,7 @@ from tests.generation.models import NUMBERED, Script, random_model
 LINES = [" = Title = ", " ", " a b <unk> a b ", " ", " = = Part = = ", " b a "]
 WORDS = Tokenizer.train(LINES, TokenizerConfig(kind="word"))
 BPE = Tokenizer.train(LINES, TokenizerConfig(kind="bpe", vocab_size=270))
+BYTE = Tokenizer.train([], TokenizerConfig(kind="byte"))
 PROMPTS = ["w1", "", "w2 w3 w4 w5 w6 w7 w8 w9 w10 w11", "w1 w2 w1 w2 w1", "w40\n", "w7 w7 w7 w7 w7 w7"]
 SEARCHES = {
     "greedy": Options(),
@@ -56,7 +57,7 @@ def test_the_model_reads_eos_and_the_end_of_the_prompt() -> None:
     assert model.read == [WORDS.eos_id]
 
 
-@pytest.mark.parametrize("tokenizer", [BPE, as_given("llama2")])
+@pytest.mark.parametrize("tokenizer", [BPE, BYTE, as_given("llama2")])
 def test_a_prompt_of_other_tokens_is_read_as_it_is(tokenizer: Tokenizer) -> None:
     """A model that has read one document has never read what follows `<eos>`."""
     model = Script(tokenizer, "a b a b a b")
