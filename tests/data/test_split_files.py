@@ -110,6 +110,10 @@ def test_a_name_that_only_looks_like_a_split_is_training_text_and_named(tmp_path
         ("train.txt chapter-2.txt", [f"{OTHER_SPLITS}: chapter-2.txt"]),
         ("train.txt the-test-of-time.txt eval.txt", [f"{OTHER_SPLITS}: eval.txt, the-test-of-time.txt"]),
         ("train.parquet b/c.txt", [f"{OTHER_SPLITS}: b/c.txt"]),
+        (
+            "train.txt config.yaml metrics.jsonl",  # only with checkpoints are they a run
+            [f"{UNKNOWN_ENDINGS}: config.yaml", f"{OTHER_SPLITS}: metrics.jsonl"],
+        ),
         ("train.log text/train.txt text/valid.txt", [f"{UNKNOWN_ENDINGS}: train.log"]),
         ("a.txt b.doc c.json d/e.txt d/f.doc g.pdf", [f"{UNKNOWN_ENDINGS}: b.doc, c.json, d/f.doc, ... (4 files)"]),
         (

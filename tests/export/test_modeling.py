@@ -203,6 +203,7 @@ def test_the_card_says_how_to_load_a_model_and_to_generate(
     assert type(names["model"]) is LmtrainForCausalLM
     assert names["inputs"]["input_ids"].tolist() == [[WORDS.eos_id, WORDS.unk_id]]
     assert names["texts"].shape[1] <= 52
+    assert names["model"].generate(max_new_tokens=2)[0, 0] == WORDS.eos_id  # an empty prompt
 
 
 def test_a_new_model_has_the_initial_weights_of_lmtrain() -> None:

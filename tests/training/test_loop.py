@@ -302,49 +302,41 @@ def test_a_budget_in_time_counts_from_the_first_step(
     assert list(rates.values()) == pytest.approx([1e-6, 0.25e-3, 0.5e-3, 0.75e-3, 0.5e-3, 0.25e-3])
 
 
+@pytest.mark.parametrize(
+    ("take", "fields", "end"),
+    [
+        (train_step, {"train__eval_steps": 5}, ("finished", 5, 7.0)),
+        (worsen, {"train__eval_steps": 2, "train__patience": 1}, ("stopped early", 4, 6.0)),
+    ],
+)
 def test_a_budget_in_time_may_end_while_the_last_checkpoint_is_saved(
-    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace
+    tiny: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    clock: SimpleNamespace,
+    take: Callable[[TrainState, float], object],
+    fields: dict[str, Any],
+    end: tuple[str, int, float],
 ) -> None:
-    """After five of six seconds. The run is finished then."""
+    """After five or four of six seconds. Repeating the command gives the same outcome, and trains nothing."""
     save = CheckpointSaver.save
 
     def step(state: TrainState, lr: float) -> None:
         clock.seconds += 1.0
-        train_step(state, lr)
+        take(state, lr)
 
-    def slowly(*arguments: Any) -> None:
-        clock.seconds += 2.0
-        save(*arguments)
+    def slowly(self: CheckpointSaver, step: int, *parts: Any) -> None:
+        clock.seconds += 2.0 * (step == end[1])
+        save(self, step, *parts)
 
     monkeypatch.setattr(loop, "train_step", step)
     monkeypatch.setattr(CheckpointSaver, "save", slowly)
-    config = change(tiny, train__steps=None, train__max_minutes=0.1, train__eval_steps=5)
+    config = change(tiny, train__steps=None, train__max_minutes=0.1, **fields)
     first = run(config, tmp_path)[0]
-    assert (first.status, first.step, clock.seconds) == ("finished", 5, 7.0)
+    assert (first.status, first.step, clock.seconds) == end
     again, notes = run(config, tmp_path, quiet=False)
-    assert (again.status, again.step, again.score) == ("finished", 5, first.score)
+    assert (again.status, again.step, again.score) == (*end[:2], first.score)
     assert notes == [f"{tmp_path} is finished, so nothing is trained: another run needs another run.name"]
-
-
-def test_a_run_stopped_early_stays_so_if_its_time_ends_while_the_last_checkpoint_is_saved(
-    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace
-) -> None:
-    save = CheckpointSaver.save
-
-    def count(state: TrainState, lr: float) -> None:
-        clock.seconds += 1.0
-        state.counters.step += 1
-
-    def slowly(self: CheckpointSaver, step: int, *parts: Any) -> None:
-        clock.seconds += 2.0 * (step == 4)
-        save(self, step, *parts)
-
-    monkeypatch.setattr(loop, "train_step", count)
-    monkeypatch.setattr(CheckpointSaver, "save", slowly)
-    config = change(tiny, train__steps=None, train__max_minutes=0.1, train__eval_steps=2, train__patience=1)
-    for _ in range(2):
-        outcome, _ = run(config, tmp_path)
-        assert (outcome.status, outcome.step, clock.seconds) == ("stopped early", 4, 6.0)
 
 
 @pytest.mark.parametrize("seconds", [0.2, 1.0, 9.0])
