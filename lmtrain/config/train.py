@@ -106,7 +106,7 @@ class TrainConfig(Section):
     save_minutes: float = Field(5.0, gt=0)
     """Minutes between two checkpoints; each evaluation also saves one."""
     keep: int = Field(2, ge=1)
-    """Latest checkpoints to keep, besides the best, and the last and best that a larger budget can continue from."""
+    """Latest checkpoints to keep, besides the best one and those that a larger budget can continue from."""
     sample_prompts: tuple[str, ...] = ("The",)
     """Prompts that are continued for TensorBoard at each evaluation."""
     sample_tokens: int = Field(40, ge=1, le=1000)
