@@ -254,7 +254,7 @@ def load(
     - `checkpoint`: `best`, `last` or a step; None: the best undamaged one.
     - `weights`: `ema`, `raw`, or `auto` (EMA weights if the checkpoint has them).
     - `device`: `cpu`, `cuda`, or `auto` (CUDA if available).
-    - `precision`: `fp32`, `bf16` or `fp16`; None: the training's for scores, the fastest for generated texts.
+    - `precision`: `fp32`, `bf16`, `fp16` or `auto` (the fastest); None: the training's for scores, and else `auto`.
 
     Messages go to stderr. Raises LmtrainError if a run does not exist or is damaged, or if several can't be averaged,
     and UsageError for any other value of an argument.

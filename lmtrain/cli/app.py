@@ -13,6 +13,7 @@ from lmtrain.cli import data, evaluate, export, generate, train
 from lmtrain.cli.options import PARSER_ERROR, Command, accepts, require_single_process
 from lmtrain.errors import AlreadyReported, LmtrainError, UsageError
 from lmtrain.system import launcher
+from lmtrain.system.allocator import retain_heap
 from lmtrain.system.messages import log, with_lines
 
 WRONG_USAGE = 2
@@ -52,6 +53,8 @@ def _options(
     """Train language models from end to end: download, tokenize, train, eval, generate, export."""
     if context.invoked_subcommand not in (None, "train"):
         require_single_process(context.invoked_subcommand)
+    if context.invoked_subcommand in ("train", "eval", "generate"):  # those that compute, before they import torch
+        retain_heap()
 
 
 def main() -> None:

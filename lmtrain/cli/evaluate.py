@@ -56,9 +56,6 @@ def evaluate(
     A configuration file also sets data.dir and the fields of eval, such as eval.stride. Everything else is what the run
     was trained with.
     """
-    from lmtrain.system.allocator import retain_heap
-
-    retain_heap()
     from lmtrain.api.run import load
     from lmtrain.config.loader import overrides_of
     from lmtrain.config.mistakes import shown

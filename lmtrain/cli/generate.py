@@ -125,9 +125,6 @@ def generate(
     if asks and as_json:
         raise UsageError("--json needs a prompt: give one as an argument")
 
-    from lmtrain.system.allocator import retain_heap
-
-    retain_heap()
     from lmtrain.api.run import load
     from lmtrain.cli.prompting import complete_prompt, complete_prompts, interactive
     from lmtrain.generation.prompts import read_all, read_prompts

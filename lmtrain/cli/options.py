@@ -119,7 +119,7 @@ def run_folders(command: str, runs: list[Path] | None, config: Path | None, over
     """Return the folders of the runs to use; the first of these that is given decides: `runs`, run.name in `overrides`
     or in the environment, run.name in the file `config`, the name of that file. Without any, it is the latest run.
 
-    Raises UsageError if the command does not accept an override, and if both `runs` and run.name are given.
+    Raises UsageError if the command does not accept an override, and if `overrides` has run.name beside `runs`.
     """
     from lmtrain.config.loader import load_fields, overrides_of
     from lmtrain.config.mistakes import shown

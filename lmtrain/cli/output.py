@@ -63,7 +63,7 @@ def show_costs(config: "Config", store: "TokenStore", as_json: bool) -> None:
         fits_without_batch = needed - memory["activations"] - memory["logits"] < available
         remedy = MEMORY_REMEDY if fits_without_batch else "lower model.dim, model.layers or the vocabulary's size"
         raise LmtrainError(
-            f"training needs an estimated {size(needed, 'B')} of memory, and this machine has {size(available, 'B')}: "
+            f"training needs an estimated {size(needed, 'B')} of memory, and the device has {size(available, 'B')}: "
             f"{remedy}"
         )
 

@@ -57,9 +57,6 @@ def train(
     if fields:
         _fields(arguments(source, overrides))
         return
-    from lmtrain.system.allocator import retain_heap
-
-    retain_heap()
     from lmtrain.config.loader import with_source
     from lmtrain.training.other_runs import check_other_runs
     from lmtrain.training.plan import plan_run, prepare

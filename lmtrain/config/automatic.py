@@ -42,8 +42,7 @@ def automatic(
     """
     work = (minutes or MINUTES) * cores
     width, blocks, speed = next(size for most, *size in SIZES if work <= most)
-    passes_in_time = work * speed / tokens
-    passes = min(epochs, passes_in_time) if minutes is not None or epochs == math.inf else epochs
+    passes = epochs if minutes is None else min(epochs, work * speed / tokens)
     inner, outer = next(dropouts for most, *dropouts in DROPOUTS if passes <= most)
     is_large = vocab_size > LARGE_VOCABULARY
     return Config(

@@ -156,9 +156,8 @@ def differences(first: Config, second: Config) -> dict[str, tuple[Any, Any]]:
 
 def _read_yaml(name: Path) -> dict[str, Any]:
     """Return the values of a file, or of the recipe of this name."""
-    path = name
+    path = name if os.path.isfile(name) else RECIPES.get(str(name), name)  # noqa: PTH113 -- a name of any length
     try:
-        path = name if name.is_file() else RECIPES.get(str(name), name)
         disk.check_regular(path)
         with path.open("rb") as file:
             content = file.read(LARGEST_FILE + 1)

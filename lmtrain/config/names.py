@@ -62,13 +62,13 @@ ALIASES = {
 }
 """Fields, and what nanoGPT, Hugging Face, litgpt, fairseq and PyTorch's examples call them."""
 
-_MEANT = {alias: field for field, aliases in ALIASES.items() for alias in aliases.split()}
+_BY_ALIAS = {alias: field for field, aliases in ALIASES.items() for alias in aliases.split()}
 
 
 def meant(key: str) -> str:
     """Return the field that an unknown name, with or without a section, stands for, and what it is; or ""."""
     section, _, field = key.rpartition(".")
-    return " or ".join(map(_described, _meant(section, field.lower().replace("-", "_"))))
+    return " or ".join(map(_described, _candidates(section, field.lower().replace("-", "_"))))
 
 
 def suggestion(key: str) -> str:
@@ -90,13 +90,13 @@ def _described(name: str) -> str:
     return f"{name} ({description.partition('. ')[0].removesuffix('.')})"
 
 
-def _meant(section: str, name: str) -> list[str]:
+def _candidates(section: str, name: str) -> list[str]:
     """The fields, or the section, that `name` may stand for, by the first rule that has any; `section` may be ""."""
     same = [f"{other}.{name}" for other, fields in SECTIONS.items() if name in fields]
     if same:
         return same
-    if name in _MEANT:
-        return [_MEANT[name]]
+    if name in _BY_ALIAS:
+        return [_BY_ALIAS[name]]
     sections = {part: part for part in SECTIONS} if not section else {}
     nearby = {field: f"{section}.{field}" for field in SECTIONS.get(section, {})}
     anywhere = {field: f"{part}.{field}" for part, fields in SECTIONS.items() for field in fields}

@@ -141,8 +141,7 @@ def new_folder(
                 if not _already_there(path, temporary / MANIFEST, entries):
                     _replace_folder(path, temporary)
     finally:
-        if temporary.exists():
-            disk.remove(temporary)
+        disk.remove(temporary)
 
 
 def remove_folder(path: Path) -> None:

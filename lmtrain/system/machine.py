@@ -59,13 +59,17 @@ def installed_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the error says that memory is exhausted: PyTorch's CPU allocator raises a plain RuntimeError."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
 @contextmanager
 def explain_out_of_memory(remedy: str) -> Iterator[None]:
     """Turn an error that PyTorch or Python raises when memory is exhausted into LmtrainError with this remedy."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        # PyTorch's CPU allocator raises a plain RuntimeError.
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+        if not is_out_of_memory(error):
             raise
         raise LmtrainError(f"out of memory: {remedy}") from error

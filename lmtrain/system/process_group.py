@@ -49,10 +49,6 @@ class ProcessGroup:
         """Return the value of each process, which JSON can represent, by rank."""
         return [value]
 
-    def broadcast(self, value: float) -> float:
-        """Return the value of the main process."""
-        return self.all_gather(value)[0]
-
     def barrier(self) -> None:
         """Wait until all processes have reached this call."""
         self.all_gather(0)

@@ -68,7 +68,7 @@ def _handle(number: int, _frame: FrameType | None) -> None:
         _end_at_once("interrupted again: ended at once")
     _ending = True
     if number == signal.SIGUSR1:
-        os.write(2, b"lmtrain: ended by SIGUSR1: training was not under way, so there is nothing to save\n")
+        _write_line("ended by SIGUSR1: training was not under way, so there is nothing to save")
     raise KeyboardInterrupt
 
 
@@ -90,24 +90,23 @@ class StopSignal:
     """
 
     def __init__(self, processes: "ProcessGroup") -> None:
-        self.name: str | None = None
+        self.number = 0
         self._processes = processes
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
         """Record the signal: this is the signal handler. A Ctrl-C after another signal ends the process at once."""
-        if self.name is not None and number == signal.SIGINT:
+        if self.number and number == signal.SIGINT:
             if not self._processes.is_main:
                 os._exit(INTERRUPTED)
             _end_at_once("interrupted again: ended at once; the same command resumes from the last checkpoint, if any")
-        first, self.name = self.name is None, signal.Signals(number).name
+        first, self.number = not self.number, number
         if first and self._processes.is_main:
             with suppress(OSError):  # such as a closed terminal
                 _write_line("stopping: saving a checkpoint (Ctrl-C again ends at once, without saving)")
 
     def check(self) -> None:
         """Raise Interrupted if any process has received a signal. Called by all processes."""
-        own = signal.Signals[self.name] if self.name is not None else 0
-        number = int(max(self._processes.all_gather(own)))
+        number = int(max(self._processes.all_gather(self.number)))
         if number:
             raise Interrupted(signal.Signals(number).name)
 

@@ -22,11 +22,11 @@ class Clock:
         self.seconds = seconds
         """The same in all processes, and until the next `update`."""
         self._processes = processes
-        self._zero = processes.broadcast(time.monotonic()) - seconds
+        self._zero = processes.all_gather(time.monotonic())[0] - seconds
 
     def update(self) -> float:
         """Read the time. Return `seconds`. All processes call this."""
-        self.seconds = self._processes.broadcast(time.monotonic()) - self._zero
+        self.seconds = self._processes.all_gather(time.monotonic())[0] - self._zero
         return self.seconds
 
 

@@ -56,7 +56,7 @@ class Monitor:
         """Show a text in TensorBoard."""
 
     def state(self, status: Status, **details: Any) -> None:
-        """Write the run's status to `state.json`; see `run_folder.write_state`."""
+        """Write the run's status to `state.json`."""
 
     def flush(self) -> int:
         """Flush all files to the disk. Return the length of metrics.jsonl, which the checkpoint must store."""

@@ -21,8 +21,8 @@ _MAY_DIFFER = {"context", "dropout", "attention_dropout", "input_dropout", "outp
 
 
 def check_other_runs(config: Config, store: TokenStore, run_dir: Path) -> None:
-    """Raise LmtrainError if `load_teacher` would or, in a run without a checkpoint, `initial_weights`, before anything
-    is created."""
+    """Raise LmtrainError for an unsuitable teacher or, in a run without a checkpoint, an unsuitable run to start
+    from."""
     for teacher in config.train.teacher:
         _teacher(teacher, config, store)
     if not run_checkpoints.folders(run_dir):

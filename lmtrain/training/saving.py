@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints
-from lmtrain.storage.tensor_files import in_rows, rows_name
+from lmtrain.storage.tensor_files import rows_name
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training.sharding import is_sharded, local_rows
 
@@ -47,7 +47,7 @@ class CheckpointSaver:
         """Wait for the previous checkpoint, copy the tensors, and start writing the copies. Called by all processes."""
         self.wait()
         copies = {group: _copies(named, self._processes.is_main) for group, named in tensors.items()}
-        sharded = any(in_rows(named) for named in copies.values())
+        sharded = any(is_sharded(tensor) for named in tensors.values() for tensor in named.values())
         if sharded or self._processes.is_main:
             self._pending = self._thread.submit(
                 self._write, step, copies, info, self._processes if sharded else SINGLE_PROCESS

@@ -20,7 +20,7 @@ from lmtrain.model.objective import Objective
 from lmtrain.model.trained import TrainedWeights, check_default_dtype
 from lmtrain.storage.checkpoint import Checkpoint, Tensors
 from lmtrain.system.device import choose_device, choose_precision, set_threads
-from lmtrain.system.machine import machine
+from lmtrain.system.machine import is_out_of_memory, machine
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training.checkpoint_info import CheckpointInfo, Counters, SavedCounters, read_info
 from lmtrain.training.compilation import compiled_forward
@@ -219,9 +219,9 @@ def restore(state: TrainState, checkpoint: Checkpoint) -> None:
         statistics.skipped.fill_(saved.skipped)
         statistics.in_a_row.fill_(saved.in_a_row)
         statistics.sums.copy_(torch.tensor(saved.window, dtype=torch.float64))
-    except torch.OutOfMemoryError:
-        raise
     except (RuntimeError, KeyError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise
         reason = (str(error).splitlines() or [""])[-1].strip()
         raise LmtrainError(f"{checkpoint.folder} does not fit this model: {reason}") from error
     for name in vars(state.counters):

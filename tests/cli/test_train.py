@@ -63,7 +63,7 @@ def test_a_dry_run_of_what_memory_can_not_hold_fails_with_a_remedy(
     done = lmtrain("train", *TINY, *fields, "--dry-run")
     assert done.code == 1
     assert re.search(rf"^memory +{needed} of tensors \(estimated\) of [0-9.]+GB$", done.out, re.M)
-    assert re.search(rf"training needs an estimated {needed} of memory, and this machine has .*: {remedy}", done.err)
+    assert re.search(rf"training needs an estimated {needed} of memory, and the device has .*: {remedy}", done.err)
 
 
 @pytest.mark.parametrize(

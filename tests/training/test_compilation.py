@@ -16,7 +16,7 @@ from lmtrain.model.objective import Objective
 from lmtrain.training.compilation import _can_be_recorded, _is_long
 from lmtrain.training.schedule import Budget
 from tests.helpers import CPU, compiles
-from tests.training.helpers import change, start, take_step, without_dropout
+from tests.training.helpers import OUT_OF_MEMORY, change, start, take_step, without_dropout
 
 
 @compiles
@@ -116,11 +116,12 @@ def test_a_compiler_that_fails(
 
 @pytest.mark.usefixtures("long_run")
 @pytest.mark.parametrize("wanted", ["auto", True])
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["gpu", "cpu"])
 def test_memory_exhausted_while_compiling_is_not_a_compiler_error(
-    tiny: Config, monkeypatch: pytest.MonkeyPatch, wanted: Any
+    tiny: Config, monkeypatch: pytest.MonkeyPatch, wanted: Any, error: RuntimeError
 ) -> None:
-    monkeypatch.setattr(torch, "compile", failing(torch.OutOfMemoryError("CUDA out of memory")))
-    with pytest.raises(torch.OutOfMemoryError):
+    monkeypatch.setattr(torch, "compile", failing(error))
+    with pytest.raises(RuntimeError, match=str(error)):
         start(change(tiny, train__compile=wanted))
 
 

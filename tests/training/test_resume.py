@@ -26,7 +26,7 @@ from lmtrain.training.checkpoint_info import SavedCounters
 from lmtrain.training.loop import train_step
 from lmtrain.training.train_state import TrainState, restore
 from tests.helpers import Child, compiles, flip_bit, messages
-from tests.training.helpers import LOGGED, change, curves, full_disk, last_hash, run, worsen
+from tests.training.helpers import LOGGED, OUT_OF_MEMORY, change, curves, full_disk, last_hash, run, worsen
 from tests.training.resuming import BATCH, MATRIX, SMALL, Reference, begin, copied_for_every_kill, departures, refer
 
 EPOCHS, MORE = 2, 5
@@ -277,14 +277,15 @@ def test_a_checkpoint_without_an_item_is_rejected(reference: Reference, item: st
         restore(begin(reference.config), damaged)
 
 
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["gpu", "cpu"])
 def test_out_of_memory_is_not_called_a_checkpoint_that_does_not_fit(
-    reference: Reference, monkeypatch: pytest.MonkeyPatch
+    reference: Reference, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
 ) -> None:
     def full(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise error
 
     monkeypatch.setattr(train_state, "copy_all", full)
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(RuntimeError, match=str(error)):
         restore(begin(reference.config), checkpoint.load(reference.folders[CUT - 1]))
 
 
