@@ -14,7 +14,7 @@ _NUMBER = re.compile(r"[._-]?(\d+)(-of-\d+)?$")
 _SHOWN = 3
 _RUN = (CONFIG, METRICS)
 _WRITTEN = (_RUN, (MANIFEST, "train.docs.npy"), (MANIFEST, "train.bin"), (MANIFEST, "modeling_lmtrain.py"))
-"""Files by which a corpus, a token store, a run and an exported model are recognized: they may be inside the folder of
+"""Files by which a run, a corpus, a token store and an exported model are recognized: they may be inside the folder of
 their text."""
 
 
@@ -111,12 +111,8 @@ def _files(folder: Path, seen: set[Path]) -> Iterator[Path]:
             continue
         if not path.is_dir():
             yield path
-        elif path.resolve() not in seen and not _is_written(path):
+        elif path.resolve() not in seen and not any(_holds(path, names) for names in _WRITTEN):
             yield from _files(path, seen)
-
-
-def _is_written(folder: Path) -> bool:
-    return any(_holds(folder, names) for names in _WRITTEN)
 
 
 def _holds(folder: Path, names: Sequence[str]) -> bool:

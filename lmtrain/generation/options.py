@@ -41,7 +41,7 @@ class Options:
     length_penalty: float = 0.0
     stop: StopKind = "none"
     stop_strings: tuple[str, ...] = ()
-    """A text ends before the first of these that it would contain, as it is printed or as the corpus spells it."""
+    """A text ends before the first of these that it would contain; see `Stops` for how they are searched for."""
     raw: bool = False
     """Keep the corpus's spacing in a word-level text, and read the prompt's words as they are."""
 

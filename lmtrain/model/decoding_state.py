@@ -95,7 +95,7 @@ class DecodingState:
         """Increase the capacity, in new memory."""
         more = capacity - self.capacity
         for part in self._parts:
-            part.grow(more)
+            part.extend(more)
         self.tokens = F.pad(self.tokens, (0, more))
 
     def replace(self, rows: Tensor, other: "DecodingState") -> None:

@@ -86,7 +86,7 @@ class Encoder(nn.Module):
         return x, bias, self._rotation(positions)
 
     def _rotation(self, positions: Tensor) -> Tensor | None:
-        return self.rotations[:, positions] if self.rotations is not None else None  # (2, ..., D / 2)
+        return self.rotations[:, positions] if self.rotations is not None else None  # (2, ..., D / (2 H))
 
 
 def encoder_block(config: ModelConfig, kind: str) -> EncoderBlock | ISAB:

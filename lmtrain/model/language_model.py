@@ -119,7 +119,7 @@ class LanguageModel(nn.Module):
         hidden = self._project(pooled)
         rows, labels = hidden.flatten(0, -2), targets.flatten()  # (N, E), (N,)
         if temperature != 1.0:
-            nats = F.nll_loss(self._log_probs(rows, temperature), labels, reduction="none")
+            nats = F.cross_entropy(self._log_probs(rows) / temperature, labels, reduction="none")
         else:
             loss = target_nats if self.adaptive is None else self.adaptive.nats
             weight: Tensor = self.output.weight  # type: ignore[assignment]
@@ -262,17 +262,11 @@ class LanguageModel(nn.Module):
         """Pooled vectors (..., D) -> the input of the output layer (..., E)."""
         return locked_dropout(self.out_projection(self.norm(pooled)), self.config.output_dropout, self.training)
 
-    def _log_probs(self, hidden: Tensor, temperature: float = 1.0) -> Tensor:
+    def _log_probs(self, hidden: Tensor) -> Tensor:
         """log p of every word by the output layer, without the pointer: (..., E) -> (..., V), at least float32."""
         # The bias in float32: log frequencies rounded to bf16 would be off by up to 3 %.
         logits: Tensor = at_least_float32(self.output(hidden)).add_(self.output_bias)
-        if self.adaptive is not None:
-            logits = self.adaptive(logits, hidden)  # log-probabilities, normalized already
-        if temperature != 1.0:
-            logits = logits / temperature
-        elif self.adaptive is not None:
-            return logits
-        return logits.log_softmax(-1)
+        return logits.log_softmax(-1) if self.adaptive is None else self.adaptive(logits, hidden)
 
     def _prefill(self, tokens: Tensor, lengths: Tensor) -> DecodingState:
         """The state after the first `lengths` (B,) >= 0 tokens of each row of (B, T), with a capacity of T."""

@@ -189,7 +189,7 @@ class Decoder(nn.Module):
         memories = [block.cross_attention.remember(memory) for block in self.blocks]
         caches = [KeyValueCache(*block.self_attention.project(memory[:, :0])[1:]) for block in self.blocks]
         for cache in caches:
-            cache.grow(self.capacity)
+            cache.extend(self.capacity)
         return DecoderState(source, valid, memory, memories, caches)
 
     def step(self, x: Tensor, state: DecoderState) -> Tensor:

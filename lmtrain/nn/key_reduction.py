@@ -40,9 +40,9 @@ class CompressedCache(KeyValueCache):
 
     stride: int
 
-    def grow(self, tokens: int) -> None:
+    def extend(self, tokens: int) -> None:
         """Add capacity for this many tokens, in new memory: one cache position per block."""
-        super().grow(-(-tokens // self.stride))
+        super().extend(-(-tokens // self.stride))
 
     def select(self, rows: Rows, _same: int = 0, _unused: int = 0) -> None:
         """Keep these rows. They are copied whole, since equal tokens do not have equal cache positions here."""

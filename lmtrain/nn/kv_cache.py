@@ -83,7 +83,7 @@ class KeyValueCache:
     key: Tensor
     value: Tensor
 
-    def grow(self, tokens: int) -> None:
+    def extend(self, tokens: int) -> None:
         """Add capacity for this many tokens, in new memory."""
         self.key, self.value = (F.pad(x, (0, 0, 0, tokens)) for x in (self.key, self.value))
 
@@ -109,7 +109,7 @@ class RecurrentState:
     """The base of states whose size does not depend on the number of tokens: tensors with one entry per row on the
     first axis, which a step updates (in a language model in place, since a CUDA graph may replay it)."""
 
-    def grow(self, _tokens: int) -> None:
+    def extend(self, _tokens: int) -> None:
         """The capacity is unlimited."""
 
     def replace(self, rows: Tensor, other: Self) -> None:

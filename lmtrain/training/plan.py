@@ -104,8 +104,8 @@ def _with_model_of(run_dir: Path, recipe: Config) -> Config:
     """Return the recipe with the model and the tokenizer of a run, but with its own dropout."""
     if not is_run(run_dir):
         return recipe  # `initial_weights` rejects it
-    dropout = {name: getattr(recipe.model, name) for name in ("dropout", "input_dropout", "output_dropout")}
-    model = run_config(run_dir).model.model_copy(update=dropout)
+    names = "dropout", "attention_dropout", "input_dropout", "output_dropout"
+    model = run_config(run_dir).model.model_copy(update={name: getattr(recipe.model, name) for name in names})
     tokenizer = TokenizerConfig(file=(run_dir / TOKENIZER).absolute())
     return recipe.model_copy(update={"model": model, "tokenizer": tokenizer})
 

@@ -94,7 +94,7 @@ def test_prefill_and_steps_equal_one_pass(kind: str, lengths: tuple[int, ...], p
     with torch.autocast("cpu", precision, enabled=precision != torch.float32):
         tolerance = 1e-5 if precision == torch.float32 else 0.1
         out, cache = block.prefill(padded, count, mask=start, rotation=rotation(positions[:most], 4))
-        cache.grow(12 - most)
+        cache.extend(12 - most)
         assert out.shape == (6, most, 8)
         torch.testing.assert_close(out[-1].float(), expected[-1, :most], atol=tolerance, rtol=tolerance)
         for i in range(10):
@@ -102,7 +102,7 @@ def test_prefill_and_steps_equal_one_pass(kind: str, lengths: tuple[int, ...], p
                 order = torch.tensor([5, 3, 0, 1, 1])
                 cache.select(Rows(order, len(count)))
                 count = count[order]
-                cache.grow(6)
+                cache.extend(6)
             position = count + i
             by = rotation(position[:, None, None], 4)
             at = CachePosition(position, int(position.max()) + 1, rotation=by, slopes=slopes)
@@ -121,7 +121,7 @@ def test_a_step_attends_to_the_tokens_of_its_row_only(kind: str) -> None:
     found = []
     for rows, lengths, width in ((slice(2), (12, 5), 12), (slice(1, 2), (5,), 5)):
         _, cache = layer.prefill(x[rows, :width], torch.tensor(lengths))
-        cache.grow(1)
+        cache.extend(1)
         found.append(layer.step(new[rows], cache, CachePosition(torch.tensor(lengths), width + 1))[-1])
     torch.testing.assert_close(*found)
 

@@ -158,11 +158,11 @@ def test_a_run_without_a_checkpoint_does_not_impose_its_configuration(folder: Pa
 
 def test_a_run_that_starts_from_another_has_its_model_and_tokenizer(folder: Path) -> None:
     """But its own dropout, which here is none, and what is given besides."""
-    base = train(plan_run(None, ["data.source=book.txt", *OWN]))
+    base = train(plan_run(None, ["data.source=book.txt", *OWN, "model.attention_dropout=0.1"]))
     (folder / "own.txt").write_text("A tale of another river, of which nobody knew.\n" * 100)
     fields = ["data.source=own.txt", "train.init_from=runs/book", "train.steps=2", "train.device=cpu"]
     plan = plan_run(None, fields)
-    none = {"dropout": 0.0, "input_dropout": 0.0, "output_dropout": 0.0}
+    none = dict.fromkeys(("dropout", "attention_dropout", "input_dropout", "output_dropout"), 0.0)
     assert train(plan).model == base.model.model_copy(update=none)
     tokenizers = [(run / "tokenizer.json").read_bytes() for run in (plan.run_dir, Path("runs/book"))]
     assert tokenizers[0] == tokenizers[1]
