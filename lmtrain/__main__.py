@@ -17,7 +17,7 @@ def main() -> None:
         run()
     finally:
         signals.uninstall()
-        if signals.ending():  # an interrupted import may raise any error in place of the interrupt
+        if signals.ending():  # an interrupt is not reported as an error, nor what came of it
             raise SystemExit(signals.INTERRUPTED) from None
 
 

@@ -30,13 +30,14 @@ def describe(path: Path, backend: Any, document: Json, eos_token: str | None) ->
     Raises ValueError if it has no such token; the message continues "tokenizer PATH ...".
     """
     vocabulary = backend.get_vocab()
-    eos, unk = eos_token or _end_of_text(path, vocabulary, backend), _unknown(document)
+    unk = _unknown(document)
+    eos = eos_token or _end_of_text(path, vocabulary, backend, unk)
     if eos not in vocabulary:
         raise ValueError(f"has no token {eos!r}: set tokenizer.eos_token to one that it has")
     return Description(kind="file", eos=eos, unk=unk if unk in vocabulary and unk != eos else None)
 
 
-def _end_of_text(path: Path, vocabulary: dict[str, int], backend: Any) -> str:
+def _end_of_text(path: Path, vocabulary: dict[str, int], backend: Any, unk: str | None) -> str:
     """Return the token that the files beside a tokenizer.json name, or else one of a usual name.
 
     A special token of such a name comes first: others may be words of the text that the vocabulary was learned from.
@@ -46,7 +47,9 @@ def _end_of_text(path: Path, vocabulary: dict[str, int], backend: Any) -> str:
     for name in [*named, *(name for name in END_OF_TEXT if name in special), *END_OF_TEXT]:
         if name in vocabulary:
             return name
-    listed = ", ".join((special or sorted(vocabulary, key=vocabulary.__getitem__))[:_CANDIDATES])
+    # Not the unknown token: unknown words, which it stands for, would then be missing without a notice.
+    candidates = [name for name in special or sorted(vocabulary, key=vocabulary.__getitem__) if name != unk]
+    listed = ", ".join(candidates[:_CANDIDATES])
     raise ValueError(
         "has no end-of-text token of a usual name: set tokenizer.eos_token to the token that is to end each document, "
         f"such as {listed}"

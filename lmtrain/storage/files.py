@@ -238,7 +238,7 @@ def read_manifest(folder: Path, folder_format: str) -> dict[str, Any]:
         file = folder / name
         with read_errors(file):
             if not file.is_file() or file.stat().st_size != entry["bytes"]:
-                raise LmtrainError(f"{file} is missing or truncated")
+                raise LmtrainError(f"{file} is missing or has been changed")
     return manifest
 
 

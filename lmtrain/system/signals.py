@@ -1,7 +1,8 @@
-"""Signals: SIGINT (Ctrl-C), SIGUSR1 and SIGTERM end a command without a traceback; training first saves a checkpoint.
+"""Signals: SIGINT (Ctrl-C), SIGUSR1, SIGTERM and SIGHUP (a closed terminal) end a command without a traceback; training
+first saves a checkpoint.
 
-From the first moment of a command on, the first SIGINT or SIGUSR1 ends it without a traceback, the second at once, and
-SIGTERM has its default action. `catch_stop_signals` replaces all three handlers during training.
+From the first moment of a command on, the first SIGINT or SIGUSR1 ends it without a traceback, the second at once; the
+other two have their default action. `catch_stop_signals` replaces all handlers during training.
 This module imports only the standard library, because `install` must run before anything else is loaded.
 """
 
@@ -62,14 +63,23 @@ def _write_line(message: str) -> None:
     os.write(2, f"{start}lmtrain: {message}\n".encode(errors="backslashreplace"))
 
 
-def _handle(number: int, _frame: FrameType | None) -> None:
+def _handle(number: int, frame: FrameType | None) -> None:
     global _ending  # noqa: PLW0603
     if _ending:
         _end_at_once("interrupted again: ended at once")
     _ending = True
     if number == signal.SIGUSR1:
         _write_line("ended by SIGUSR1: training was not under way, so there is nothing to save")
+    if _is_importing(frame):
+        os._exit(INTERRUPTED)  # torch drops an exception while it imports NumPy, and the command would continue
     raise KeyboardInterrupt
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Whether a module is being imported in this frame or one of its callers."""
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _unraisable(failure: "sys.UnraisableHookArgs") -> None:
@@ -84,7 +94,7 @@ class Interrupted(Exception):  # noqa: N818 -- not an error
 
 
 class StopSignal:
-    """A request to end training: the first SIGINT, SIGTERM or SIGUSR1 that any process of the run received.
+    """A request to end training: the first signal to do so that any process of the run received.
 
     All `processes` stop at the same `check`. The main process prints at once that it has received the signal.
     """
@@ -113,15 +123,17 @@ class StopSignal:
 
 @contextmanager
 def catch_stop_signals(processes: "ProcessGroup") -> Iterator[StopSignal]:
-    """Handle SIGINT, SIGTERM and SIGUSR1 inside the block, and restore the previous handlers after it.
+    """Handle SIGINT, SIGTERM, SIGUSR1 and SIGHUP inside the block, and restore the previous handlers after it.
 
-    A signal whose handler is not Python's own, as in a program that embeds Python, is left to that handler.
+    A signal whose handler is not Python's own, as in a program that embeds Python, is left to that handler, and SIGHUP
+    stays ignored if it is, as by `nohup`.
     """
     stop = StopSignal(processes)
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
     previous = {
-        number: signal.signal(number, stop.handle)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-        if signal.getsignal(number) is not None
+        number: signal.signal(number, stop.handle) for number in numbers if signal.getsignal(number) is not None
     }
     try:
         yield stop

@@ -104,22 +104,39 @@ def test_the_first_signal_is_recorded_and_a_second_ctrl_c_ends_the_process(monke
 
 
 def test_the_handlers_of_a_program_that_embeds_python_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    previous = signal.getsignal(signal.SIGUSR1)
-    known = {signal.SIGINT: signal.SIG_DFL, signal.SIGTERM: signal.SIG_DFL, signal.SIGUSR1: None}
-    monkeypatch.setattr(signal, "getsignal", known.get)
+    previous, hangup = signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGHUP)
+    known = {signal.SIGUSR1: None, signal.SIGHUP: signal.SIG_IGN}
+    monkeypatch.setattr(signal, "getsignal", lambda number: known.get(number, signal.SIG_DFL))
     with catch_stop_signals(ProcessGroup()):
         monkeypatch.undo()
+        assert signal.getsignal(signal.SIGHUP) is hangup, "ignored, as by nohup"
         assert signal.getsignal(signal.SIGUSR1) is previous
         assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
 
 
-def test_an_interrupt_that_python_would_ignore_ends_the_process() -> None:
-    """One that arrives while an object is deleted."""
-    code = (
-        "import signal, time; from lmtrain.system import signals; signals.install()\n"
-        "class Held:\n    def __del__(self): signal.raise_signal(signal.SIGINT)\n"
-        "held = Held(); del held; print('not ended')"
-    )
+INTERRUPT = "import signal, sys; from lmtrain.system import signals; signals.install()\n"
+WHILE_DELETED = """
+class Held:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+held = Held()
+del held
+"""
+WHILE_IMPORTED = """
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "numpy":
+            sys.meta_path.remove(self)
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+import torch
+"""
+
+
+@pytest.mark.parametrize("code", [WHILE_DELETED, WHILE_IMPORTED])
+def test_an_interrupt_that_would_be_ignored_ends_the_process(code: str) -> None:
+    """By Python while an object is deleted, and by torch while it imports NumPy."""
+    code = f"{INTERRUPT}{code}print('not ended')"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -178,10 +195,16 @@ def test_a_level_that_is_set_before_the_first_import_is_kept() -> None:
 
 
 def test_the_peak_is_that_of_the_fastest_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([0.0, 4.0, 10.0, 12.0, 20.0, 28.0, 30.0, 33.0])
-    monkeypatch.setattr("lmtrain.system.machine.time", SimpleNamespace(perf_counter=lambda: next(times)))
-    monkeypatch.setattr(torch, "mm", lambda *_: None)
-    assert peak_flops(torch.device("cpu"), "fp32") == 2 * 1536**3 / 2.0
+    """Of a small one if that takes long."""
+    seconds = [0.004, 0.006, 0.002, 0.003]
+    for small, size in ((0.001, 1536), (1.0, 192)):
+        clock = [0.0]
+        for took in [*(small * value for value in seconds), *seconds]:
+            clock += [clock[-1], clock[-1] + took]
+        times = iter(clock[1:])
+        monkeypatch.setattr("lmtrain.system.machine.time", SimpleNamespace(perf_counter=lambda read=times: next(read)))
+        monkeypatch.setattr(torch, "mm", lambda *_: None)
+        assert peak_flops(torch.device("cpu"), "fp32") == pytest.approx(2 * size**3 / 0.002)
 
 
 def test_the_memory_is_all_that_is_installed() -> None:
