@@ -20,3 +20,8 @@ def __getattr__(name: str) -> Any:
     from lmtrain.api import run, train
 
     return train.train if name == "train" else getattr(run, name)
+
+
+def __dir__() -> list[str]:
+    """Return the names for completion, with those that `__getattr__` imports."""
+    return sorted({*globals(), *__all__})

@@ -21,6 +21,10 @@ from tests.helpers import TINY, Lmtrain, messages, terminal
 TEXT = "The river was small .\nIt was old .\n"
 
 
+def test_the_interface_is_listed_for_completion() -> None:
+    assert {"Run", "load", "train"} <= set(dir(library))
+
+
 def test_a_prompt_gives_the_text_of_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
     run = library.load(workdir / "runs/sample", precision="fp32")
     text = run.generate("The river", max_tokens=12, temperature=0.7, seed=3)
