@@ -285,7 +285,7 @@ def test_out_of_memory_is_not_called_a_checkpoint_that_does_not_fit(
         raise error
 
     monkeypatch.setattr(train_state, "copy_all", full)
-    with pytest.raises(RuntimeError, match=str(error)):
+    with pytest.raises(type(error), match=str(error)):
         restore(begin(reference.config), checkpoint.load(reference.folders[CUT - 1]))
 
 
