@@ -48,8 +48,8 @@ def _end_of_text(path: Path, vocabulary: dict[str, int], backend: Any, unk: str 
         if name in vocabulary:
             return name
     # Not the unknown token: unknown words, which it stands for, would then be missing without a notice.
-    candidates = [name for name in special or sorted(vocabulary, key=vocabulary.__getitem__) if name != unk]
-    listed = ", ".join(candidates[:_CANDIDATES])
+    words = sorted(vocabulary.keys() - {unk}, key=vocabulary.__getitem__)
+    listed = ", ".join(([name for name in special if name != unk] or words)[:_CANDIDATES])
     raise ValueError(
         "has no end-of-text token of a usual name: set tokenizer.eos_token to the token that is to end each document, "
         f"such as {listed}"

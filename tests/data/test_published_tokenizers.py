@@ -162,6 +162,12 @@ def test_a_file_without_an_end_of_text_token_names_the_field(tmp_path: Path) -> 
     with pytest.raises(LmtrainError, match=r"set tokenizer\.eos_token .* such as \[PAD\], \[CLS\], \[END\]"):
         Tokenizer.load(path)
     assert Tokenizer.load(path, "[END]").eos_id == 3
+    document = json.loads(path.read_text())
+    document["added_tokens"] = [token for token in document["added_tokens"] if token["content"] == "[UNK]"]
+    document["post_processor"] = None
+    path.write_text(json.dumps(document))
+    with pytest.raises(LmtrainError, match=r"such as \[PAD\], \[CLS\]"):
+        Tokenizer.load(path)
 
 
 def test_a_special_token_is_the_end_of_text_before_a_word_of_a_usual_name(tmp_path: Path) -> None:
