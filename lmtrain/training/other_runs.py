@@ -7,6 +7,7 @@ import torch
 
 from lmtrain.config.loader import differences
 from lmtrain.config.schema import Config, ModelConfig
+from lmtrain.config.train import TrainConfig
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.ensemble import Predictor
@@ -18,6 +19,21 @@ from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 
 _MAY_DIFFER = {"context", "dropout", "attention_dropout", "input_dropout", "output_dropout"}
 """Model fields that need not be those of the run to start from; `context` must, with learned positions or Linformer."""
+
+
+def require_runs(train: TrainConfig, runs_dir: Path) -> None:
+    """Raise LmtrainError if a teacher, or the run to start from, is not a run folder; `runs_dir` may have one."""
+    named = [("train.teacher", teacher) for teacher in train.teacher]
+    for field, run_dir in [*named, ("train.init_from", train.init_from)]:
+        if run_dir is not None:
+            _require_run(field, run_dir, runs_dir)
+
+
+def _require_run(field: str, run_dir: Path, runs_dir: Path) -> None:
+    if not is_run(run_dir):
+        named = runs_dir / run_dir.name
+        example = f", as in {field}={named}" if is_run(named) else ""
+        raise LmtrainError(f"{field}={run_dir} is not a run folder: it has no {CONFIG}; give its path{example}")
 
 
 def check_other_runs(config: Config, store: TokenStore, run_dir: Path) -> None:
@@ -81,10 +97,7 @@ def _best_weights(
     """
 
     def best_step() -> str:
-        if not is_run(run_dir):
-            named = config.run.dir / run_dir.name
-            example = f", as in {field}={named}" if is_run(named) else ""
-            raise LmtrainError(f"{field}={run_dir} is not a run folder: it has no {CONFIG}; give its path{example}")
+        _require_run(field, run_dir, config.run.dir)
         return str(step_of(run_checkpoints.choose(run_dir, "best")))
 
     weights = trained_weights(run_dir, processes.on_main(best_step), "auto")

@@ -27,6 +27,7 @@ from lmtrain.storage.checkpoint import FORMAT
 from lmtrain.storage.files import read_manifest
 from lmtrain.storage.run_folder import TOKENIZER, default_name, find_run, is_run, run_config
 from lmtrain.system.device import choose_device, cores
+from lmtrain.training.other_runs import require_runs
 from lmtrain.training.schedule import targets_per_step
 
 GPU_CORES = 15
@@ -59,10 +60,14 @@ def plan_run(source: ConfigSource, overrides: Sequence[str], resume: Path | None
     if source is not None:
         config = load(source, overrides)
         run_dir = _run_dir(config, source)
+        if not _has_checkpoint(run_dir):
+            require_runs(config.train, config.run.dir)
         return RunPlan(_with_absolute_paths(config, run_dir), run_dir)
-    run_dir = _run_dir(load_fields(None, overrides, "run.dir", "run.name", "data.source"), None)
+    named = load_fields(None, overrides, "run.dir", "run.name", "data.source", "train.init_from", "train.teacher")
+    run_dir = _run_dir(named, None)
     if _has_checkpoint(run_dir):
         return _plan_existing(run_dir, overrides)
+    require_runs(named.train, named.run.dir)
     config = _recipe(overrides, STAND_IN_TOKENS, vocab_size=0)
     return RunPlan(_with_absolute_paths(config, run_dir), run_dir, overrides)
 
@@ -102,8 +107,6 @@ def _recipe(overrides: Sequence[str], tokens: int, vocab_size: int) -> Config:
 
 def _with_model_of(run_dir: Path, recipe: Config) -> Config:
     """Return the recipe with the model and the tokenizer of a run, but with its own dropout."""
-    if not is_run(run_dir):
-        return recipe  # `initial_weights` rejects it
     names = "dropout", "attention_dropout", "input_dropout", "output_dropout"
     model = run_config(run_dir).model.model_copy(update={name: getattr(recipe.model, name) for name in names})
     tokenizer = TokenizerConfig(file=(run_dir / TOKENIZER).absolute())
