@@ -17,7 +17,7 @@ from lmtrain.storage.files import TEMPORARY_NAME, make_folders, read_errors, rec
 from lmtrain.system import disk
 
 CONFIG, TOKENIZER, STATE, METRICS = "config.yaml", "tokenizer.json", "state.json", "metrics.jsonl"
-Status = Literal["running", "finished", "interrupted", "failed"]
+Status = Literal["running", "finished", "stopped early", "interrupted", "failed"]
 CHECKPOINTS = "checkpoints"
 STEP_PREFIX = "step-"
 LOCK = ".lock"
@@ -29,6 +29,11 @@ _BEFORE_CONFIG = {LOCK, CHECKPOINTS, "profile"}
 def is_run(folder: Path) -> bool:
     """Whether the folder is that of a run: it has a configuration."""
     return os.path.isfile(folder / CONFIG)  # noqa: PTH113 -- Path.is_file raises OSError for a name that is too long
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether the folder is that of a run with a checkpoint, damaged or not."""
+    return any(folder.glob(f"{CHECKPOINTS}/{STEP_PREFIX}*")) and is_run(folder)
 
 
 def step_folder(run_dir: Path, step: int) -> Path:
@@ -77,8 +82,7 @@ def find_run(path: Path | None, runs_dir: Path) -> Path:
             return folder if folder.name not in ("", "..") else folder.resolve()  # `.` says no name
     with read_errors(runs_dir):
         folders = [*runs_dir.iterdir()] if runs_dir.is_dir() else []
-    pattern = f"{CHECKPOINTS}/{STEP_PREFIX}*"
-    runs = {folder for folder in folders if any(folder.glob(pattern)) and is_run(folder)}
+    runs = set(filter(has_checkpoint, folders))
     if path is not None:
         others = f"; the runs in {runs_dir}: {', '.join(sorted(run.name for run in runs))}" if runs else ""
         if any(map(os.path.isdir, places)):

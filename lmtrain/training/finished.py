@@ -9,18 +9,18 @@ from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Score
 from lmtrain.storage.checkpoint import WEIGHT_GROUPS, load
-from lmtrain.storage.run_folder import STATE, run_config, step_folder
+from lmtrain.storage.run_folder import STATE, run_config, step_folder, step_of
 from lmtrain.system import disk
 from lmtrain.system.process_group import ProcessGroup
-from lmtrain.training.checkpoint_info import Amount, Count, read_info
+from lmtrain.training.checkpoint_info import Amount, Count
 from lmtrain.training.schedule import Budget
-from lmtrain.training.trainer import Outcome, status_at_end
+from lmtrain.training.trainer import Outcome
 
 
 class Finished(BaseModel, strict=True, allow_inf_nan=False):
     """The state of a finished run; see `Trainer.finish`."""
 
-    status: Literal["finished"]
+    status: Literal["finished", "stopped early"]
     step: Count
     minutes: Amount
     best_step: Count
@@ -39,20 +39,16 @@ def finished_outcome(
 ) -> Outcome | None:
     """Return the outcome of the run whose last checkpoint is `folder`; None unless it ended there, and the best
     checkpoint is undamaged."""
-    if folder is None:
-        return None
-    last = read_info(load(folder, verify_hashes=False))
-    progress = budget.progress(last.counters.step, last.seconds)
-    status = status_at_end(config, last.counters, progress)
-    if run_config(run_dir).train.teacher != config.train.teacher:
-        return None  # `restore` compares what they are
-    # A budget in time can't change, and was perhaps spent only while the last checkpoint was saved.
-    if progress < 1.0 and budget.seconds is None and status == "finished":
-        return None
+    if folder is None or run_config(run_dir).train.teacher != config.train.teacher:
+        return None  # `restore` compares what the teachers are
+    step = step_of(folder)
 
     def valid_state() -> str | None:
         state = read_finished(run_dir)
-        if state is None or state.step != last.counters.step:
+        if state is None or state.step != step:
+            return None
+        # A budget in time can't change, and was perhaps spent only while the last checkpoint was saved.
+        if state.status == "finished" and budget.seconds is None and budget.progress(step, 0.0) < 1.0:
             return None
         try:
             load(step_folder(run_dir, state.best_step), WEIGHT_GROUPS)
@@ -64,7 +60,7 @@ def finished_outcome(
     if text is None:
         return None
     state = Finished.model_validate_json(text)
-    return Outcome(status, state.step, state.minutes, state.valid, state.best_step)
+    return Outcome(state.status, state.step, state.minutes, state.valid, state.best_step)
 
 
 def read_finished(run_dir: Path) -> Finished | None:

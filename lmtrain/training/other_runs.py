@@ -14,7 +14,7 @@ from lmtrain.model.ensemble import Predictor
 from lmtrain.model.trained import TrainedWeights, build_predictor, trained_weights
 from lmtrain.storage import run_checkpoints
 from lmtrain.storage.files import sha256_bytes
-from lmtrain.storage.run_folder import CONFIG, TOKENIZER, is_run, step_of
+from lmtrain.storage.run_folder import CONFIG, TOKENIZER, has_checkpoint, is_run, step_of
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 
 _MAY_DIFFER = {"context", "dropout", "attention_dropout", "input_dropout", "output_dropout"}
@@ -41,7 +41,7 @@ def check_other_runs(config: Config, store: TokenStore, run_dir: Path) -> None:
     from."""
     for teacher in config.train.teacher:
         _teacher(teacher, config, store)
-    if not run_checkpoints.folders(run_dir):
+    if not has_checkpoint(run_dir):
         initial_weights(config, store)
 
 

@@ -25,7 +25,7 @@ from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.storage import run_checkpoints
 from lmtrain.storage.checkpoint import FORMAT
 from lmtrain.storage.files import read_manifest
-from lmtrain.storage.run_folder import TOKENIZER, default_name, find_run, is_run, run_config
+from lmtrain.storage.run_folder import TOKENIZER, default_name, find_run, has_checkpoint, run_config
 from lmtrain.system.device import choose_device, cores
 from lmtrain.training.other_runs import require_runs
 from lmtrain.training.schedule import targets_per_step
@@ -60,21 +60,16 @@ def plan_run(source: ConfigSource, overrides: Sequence[str], resume: Path | None
     if source is not None:
         config = load(source, overrides)
         run_dir = _run_dir(config, source)
-        if not _has_checkpoint(run_dir):
+        if not has_checkpoint(run_dir):
             require_runs(config.train, config.run.dir)
         return RunPlan(_with_absolute_paths(config, run_dir), run_dir)
     named = load_fields(None, overrides, "run.dir", "run.name", "data.source", "train.init_from", "train.teacher")
     run_dir = _run_dir(named, None)
-    if _has_checkpoint(run_dir):
+    if has_checkpoint(run_dir):
         return _plan_existing(run_dir, overrides)
     require_runs(named.train, named.run.dir)
     config = _recipe(overrides, STAND_IN_TOKENS, vocab_size=0)
     return RunPlan(_with_absolute_paths(config, run_dir), run_dir, overrides)
-
-
-def _has_checkpoint(run_dir: Path) -> bool:
-    """Whether the folder is that of a run with a checkpoint, damaged or not."""
-    return is_run(run_dir) and bool(run_checkpoints.folders(run_dir))
 
 
 def _run_dir(config: Config, source: ConfigSource) -> Path:
@@ -159,7 +154,7 @@ def _tokens_of(plan: RunPlan) -> tuple[TokenizerConfig, TokenStore]:
     text is a file on this machine, which may have changed, the store is found by its hash.
     """
     config = plan.config
-    stored = run_config(plan.run_dir) if _has_checkpoint(plan.run_dir) else None
+    stored = run_config(plan.run_dir) if has_checkpoint(plan.run_dir) else None
     if stored is None or _wants_other_tokenizer(config.tokenizer, stored.tokenizer):
         store = prepare_store(config)
         return of_store(config.tokenizer, store), store

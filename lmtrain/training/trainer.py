@@ -22,7 +22,6 @@ class Outcome:
     """How a run ended."""
 
     status: Literal["finished", "stopped early", "interrupted"]
-    """In `state.json` a run that stopped early is "finished" too."""
     step: int
     minutes: float
     score: Score | None
@@ -33,11 +32,6 @@ class Outcome:
 def out_of_patience(config: Config, counters: Counters) -> bool:
     """Whether the last `train.patience` evaluations had no new best score."""
     return config.train.patience is not None and counters.stale >= config.train.patience
-
-
-def status_at_end(config: Config, counters: Counters, progress: float) -> Literal["finished", "stopped early"]:
-    """Return whether the budget or patience ended a run; `progress` is that when it was last saved or resumed."""
-    return "stopped early" if progress < 1.0 and out_of_patience(config, counters) else "finished"
 
 
 @dataclass
@@ -114,8 +108,11 @@ class Trainer:
         """Evaluate the last step, wait for its checkpoint, and score the best checkpoint."""
         if self.state.counters.evaluated != self.state.counters.step:
             self.evaluate()
-        config, counters, processes = self.state.config, self.state.counters, self.state.processes
-        status = status_at_end(config, counters, self.budget.progress(counters.step, self._saved_seconds))
+        counters, processes = self.state.counters, self.state.processes
+        was_early = self.budget.progress(counters.step, self._saved_seconds) < 1.0
+        status: Literal["finished", "stopped early"] = (
+            "stopped early" if was_early and out_of_patience(self.state.config, counters) else "finished"
+        )
         if not processes.is_main:
             self.saver.wait()  # if its write fails, the main process waits for it in vain, and ends
         with processes.main_first():  # if that of the main process fails, the others end
@@ -125,7 +122,7 @@ class Trainer:
         self.monitor.record(step, "final", score.figures())
         report = "\n".join(["the best checkpoint on the whole validation split:", *score.lines()])
         self.monitor.text(step, "final", literal(report))
-        self.monitor.state("finished", step=step, minutes=minutes, best_step=best_step, valid=score.summary())
+        self.monitor.state(status, step=step, minutes=minutes, best_step=best_step, valid=score.summary())
         return Outcome(status, step, minutes, score, best_step)
 
     def save_interrupted(self, signal: str) -> Outcome:

@@ -129,7 +129,7 @@ def test_early_stopping_and_the_best_checkpoint(
     again, _ = run(config, tmp_path, quiet=False)
     assert f"{best} may be the best checkpoint and is damaged" in capsys.readouterr().err
     assert (again.status, again.step, again.best_step) == ("stopped early", outcome.step, outcome.step)
-    assert run_state(tmp_path)["best_step"] == outcome.step
+    assert (run_state(tmp_path)["status"], run_state(tmp_path)["best_step"]) == ("stopped early", outcome.step)
 
 
 def test_the_final_score_is_of_the_best_checkpoint(
