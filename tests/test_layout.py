@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -35,6 +36,12 @@ def _modules(path: Path) -> set[str]:
     """The modules of lmtrain that a file imports, as `package.module`."""
     inside = {name.removeprefix("lmtrain.") for name in _imports(path) if name.startswith("lmtrain.")}
     return {name for name in inside if (PACKAGE / f"{name.replace('.', '/')}.py").exists()}
+
+
+def test_a_type_checker_finds_the_types_of_an_installed_lmtrain() -> None:
+    settings = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert "py.typed" in settings["package-data"]["lmtrain"]  # PEP 561
+    assert (PACKAGE / "py.typed").is_file()
 
 
 def test_every_module_is_in_a_package_of_the_order() -> None:

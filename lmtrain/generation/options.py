@@ -50,6 +50,9 @@ class Options:
             value = getattr(self, name)
             if (name, value) != ("results", None) and (not isinstance(value, Integral) or value < least):
                 raise ValueError(f"{name}={value} must be a whole number, at least {least}")
+        seed: object = self.seed  # from Python it may have any type
+        if not isinstance(seed, Integral):
+            raise ValueError(f"seed={seed!r} must be a whole number")
         if not (self.temperature == 0 or 1e-6 <= self.temperature <= 1e6):
             raise ValueError(f"temperature={self.temperature} must be 0 or lie between 1e-6 and 1e6")
         if not 0 < self.top_p <= 1:
@@ -70,18 +73,21 @@ class Options:
             raise ValueError(
                 f"results={self.results}: {generated} generated for each prompt; lower it, or raise samples or beams"
             )
-        strings = self.stop_strings
-        if not isinstance(strings, tuple | list) or not all(isinstance(text, str) and text for text in strings):
-            raise ValueError("stop strings must be a list of texts, none of them empty")
-        try:
-            "".join(strings).encode()
-        except UnicodeEncodeError:
-            raise ValueError("a stop string has a lone surrogate: it is not Unicode text, so remove it") from None
+        _check_strings(self.stop_strings)
 
     @property
     def returned(self) -> int:
         """How many texts are returned for each prompt."""
         return self.results or (1 if self.beams > 1 else self.samples)
+
+
+def _check_strings(strings: object) -> None:
+    if not isinstance(strings, tuple | list) or not all(isinstance(text, str) and text for text in strings):
+        raise ValueError("stop strings must be a list of texts, none of them empty")
+    try:
+        "".join(strings).encode()
+    except UnicodeEncodeError:
+        raise ValueError("a stop string has a lone surrogate: it is not Unicode text, so remove it") from None
 
 
 SAMPLED = Options(temperature=0.8, top_p=0.95)

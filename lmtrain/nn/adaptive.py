@@ -32,8 +32,9 @@ class AdaptiveSoftmax(nn.Module):
     def __init__(self, width: int, vocab_size: int, cutoffs: tuple[int, ...] | None) -> None:
         super().__init__()
         self.cutoffs = cutoffs or (vocab_size // 16, vocab_size // 4)
-        if not 0 < self.cutoffs[0] <= self.cutoffs[-1] < vocab_size:
-            raise ValueError(f"the shortlist or the last cluster would be empty: {self.cutoffs}, {vocab_size} words")
+        edges = [0, *self.cutoffs, vocab_size]
+        if edges != sorted(set(edges)):
+            raise ValueError(f"the shortlist or a cluster would be empty: {self.cutoffs}, {vocab_size} words")
         ends = (*self.cutoffs[1:], vocab_size)
         self.shortlist = self.cutoffs[0]
         self.sizes = [end - start for start, end in zip(self.cutoffs, ends, strict=True)]

@@ -31,7 +31,7 @@ def join_heads(x: Tensor) -> Tensor:
 
 def width_per_head(dim: int, heads: int) -> int:
     """Return dim / heads. Raises ValueError if that is not an integer."""
-    if dim % heads:
+    if heads < 1 or dim % heads:
         raise ValueError(f"a width of {dim} can't be divided among {heads} heads")
     return dim // heads
 

@@ -37,6 +37,9 @@ def test_a_prompt_gives_the_text_of_the_command(lmtrain: Lmtrain, workdir: Path)
         with pytest.raises(TypeError, match="prompts must be a list of texts"):
             run.complete(prompts, Options())  # type: ignore[arg-type]
     assert len({run.generate("The", max_tokens=12) for _ in range(5)}) > 1
+    for seed in (None, "3", 3.0):
+        with pytest.raises(ValueError, match=rf"seed={seed!r} must be a whole number"):
+            run.generate("The", seed=seed)
 
 
 def test_a_greedy_text_is_the_most_likely_next_token_again_and_again(workdir: Path) -> None:

@@ -187,13 +187,19 @@ def test_a_target_takes_the_logits_of_its_share_of_the_tails() -> None:
 
 @pytest.mark.parametrize(
     ("cutoffs", "words", "message"),
-    [((4, 10), 10, r"last cluster would be empty: \(4, 10\), 10 words"), (None, 15, r"empty: \(0, 3\), 15 words")],
+    [((4, 10), 10, r"cluster would be empty: \(4, 10\), 10 words"), (None, 15, r"empty: \(0, 3\), 15 words")],
 )
 def test_cutoffs_beyond_the_vocabulary_are_rejected(cutoffs: tuple[int, ...] | None, words: int, message: str) -> None:
     with pytest.raises(LmtrainError, match=rf"model\.output_cutoffs: .* {message}; set others"):
         build_model(ModelConfig(output="adaptive", output_cutoffs=cutoffs), words)
     with pytest.raises(ValueError, match=message):
         AdaptiveSoftmax(3, words, cutoffs)
+
+
+@pytest.mark.parametrize("cutoffs", [(5, 5), (9, 4), (2, 8, 4, 9)])
+def test_cutoffs_must_increase(cutoffs: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="a cluster would be empty"):
+        AdaptiveSoftmax(3, 10, cutoffs)
 
 
 @pytest.mark.parametrize("value", ["[5, 5]", "[9, 4]", "[0, 4]", "[]", "some"])
