@@ -99,6 +99,12 @@ def test_epochs_and_seeds_differ(seed: int) -> None:
     assert not np.array_equal(epochs[0], other.starts(0, size) // 16)
 
 
+def test_windows_begin_at_other_places_in_each_epoch() -> None:
+    order = SampleOrder(4_000, 16, "causal", 1)
+    size = order.per_epoch()
+    assert len({int(order.starts(epoch * size, size).min()) for epoch in range(20)}) > 5
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_the_shortest_split_is_one_window_and_a_shorter_one_is_rejected(mode: Mode) -> None:
     assert SampleOrder(9, 8, mode, 1).starts(0, 3).tolist() == [0, 0, 0]

@@ -54,8 +54,9 @@ LONG = [f"w{number:03}" for number in range(400)]
         (["\t".join(LONG)], 360),
         ([LONG[0], "", " ".join(LONG[1:])], 359),
         ([*LONG[:20], " ".join(LONG[20:])], 360),
+        ([*(" ".join(LONG[first : first + 10]) for first in range(0, 340, 10)), " ".join(LONG[340:])], 360),
     ],
-    ids=["one-line", "tabs", "few-lines", "one-line-that-is-most-of-the-text"],
+    ids=["one-line", "tabs", "few-lines", "one-line-that-is-most-of-the-text", "one-that-is-a-seventh"],
 )
 def test_long_lines_are_cut_between_words(tmp_path: Path, lines: list[str], train: int, notes: list[str]) -> None:
     counts = cut_split(tmp_path, ((line, False) for line in lines), SPLITS, "the text")

@@ -73,13 +73,17 @@ def test_counts_are_those_of_each_id(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert split.counts(20).tolist() == expected
 
 
-def test_one_very_long_line_is_cut_and_gives_the_same_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    documents = {"train": [["the cat  sat " * 50], ["on"]]}
-    whole = make_store(tmp_path / "whole", documents=documents)
+@pytest.mark.parametrize(("kind", "tokens"), [("word", 155), ("byte", 661)])
+def test_one_very_long_line_is_cut_and_gives_the_same_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, tokens: int
+) -> None:
+    """The ends of later documents included."""
+    documents = {"train": [["the cat  sat " * 50], ["on"], ["mat"]]}
+    whole = make_store(tmp_path / "whole", kind, documents)
     monkeypatch.setattr(tokenizer_module, "_PIECE", 16)
-    cut = make_store(tmp_path / "cut", documents=documents)
+    cut = make_store(tmp_path / "cut", kind, documents)
     assert cut.sha256 == whole.sha256
-    assert cut.split("train").tokens == 153
+    assert cut.split("train").tokens == tokens
 
 
 def test_missing_splits_are_named(tmp_path: Path) -> None:

@@ -68,6 +68,13 @@ def plain_loop(model: LanguageModel, ids: np.ndarray, context: int, stride: int)
     return total
 
 
+def test_nats_are_summed_in_float64() -> None:
+    """In float32, 2**24 + 1 is 2**24."""
+    split = split_of(np.array([1, 2]))
+    score = score_of(lambda *_: torch.tensor([[2.0**24, 1.0]]), split, context=2, stride=2)
+    assert score.nats == 2**24 + 1
+
+
 @pytest.mark.parametrize(("mode", "stride"), [("causal", 2), ("causal", 6), ("windowed", 1)])
 @torch.no_grad()
 def test_nats_equal_a_plain_loop(mode: str, stride: int) -> None:

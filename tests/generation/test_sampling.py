@@ -184,6 +184,12 @@ def test_filters_equal_their_definition_ties_included(
     )
 
 
+def test_top_p_is_a_share_of_what_top_k_leaves() -> None:
+    probs = torch.tensor([[0.5, 0.3, 0.1, 0.06, 0.04]])
+    kept = filtered_probs(probs.log(), Options(temperature=1.0, top_k=3, top_p=0.88))  # 0.8 of 0.9, not of 1
+    torch.testing.assert_close(kept, torch.tensor([[0.5, 0.3, 0.0, 0.0, 0.0]]))
+
+
 @pytest.mark.parametrize("top_p", [0.05, 0.6, 0.97])
 def test_top_p_where_the_most_likely_tokens_are_not_enough(top_p: float) -> None:
     """Rows whose nucleus lies within and beyond the tokens that are sorted first, in one batch."""

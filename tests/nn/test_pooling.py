@@ -149,6 +149,35 @@ def test_slopes_start_log_spaced(heads: int) -> None:
     assert slopes == pytest.approx(expected, rel=1e-4)
 
 
+def test_heads_must_divide_the_width() -> None:
+    for heads in 5, 0:
+        with pytest.raises(ValueError, match=f"a width of 12 can't be divided among {heads} heads"):
+            AttentionPooling(12, heads, FeedForward(12))
+
+
+def test_scores_are_float32_under_autocast() -> None:
+    pool, x = pooling("recency"), torch.randn(2, 6, 8)
+    expected = pool._project(x)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        scores, values = pool._project(x)
+    assert values.dtype == torch.bfloat16
+    torch.testing.assert_close(scores, expected)
+
+
+def test_dropout_keeps_or_drops_a_key_with_all_its_features() -> None:
+    """With a mask for each feature, the features of equal values would no longer be equal."""
+    pool = pooling("seed", dropout=0.5)
+    with torch.no_grad():
+        pool.seed.zero_()  # so that a head's weights differ from another's by dropout only
+        pool.value.weight.copy_(torch.ones(8, 8) * torch.tensor([1.0] * 4 + [2.0] * 4).unsqueeze(-1))
+        pool.output.weight.copy_(torch.eye(8))
+        pool.feed_forward.output.weight.zero_()
+    x = torch.randn(3, 6, 8)
+    heads = (pool(x) - x).unflatten(-1, (2, 4))
+    torch.testing.assert_close(heads, heads[..., :1].expand_as(heads), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(2 * heads[..., 0, 0], heads[..., 1, 0])  # each head drops others
+
+
 @pytest.mark.parametrize("query", QUERIES)
 def test_pool_dropout_of_weights_has_the_right_mean(query: PoolQuery) -> None:
     pool = pooling(query, dropout=0.5)

@@ -143,6 +143,10 @@ def test_learned_positions_and_linformer_need_the_same_context(
         check_other_runs(config, store, tmp_path / "run")
 
 
+def test_a_teacher_may_read_more_tokens(tiny: Config, store: TokenStore, base: Path, tmp_path: Path) -> None:
+    check_other_runs(change(tiny, train__teacher=str(base), model__context=8), store, tmp_path / "run")
+
+
 def test_a_damaged_base_is_rejected(continued: Config, base: Path, tmp_path: Path) -> None:
     shutil.copytree(base, tmp_path / "base")
     flip_bit(run_checkpoints.choose(tmp_path / "base", "best") / "ema.safetensors")

@@ -35,6 +35,37 @@ def test_step_seeds_do_not_change_between_versions() -> None:
     ]
 
 
+def drawn(config: Config, steps: int) -> list[float]:
+    """A random number drawn in the forward pass of each micro-batch, as dropout draws its masks."""
+    numbers: list[float] = []
+
+    def recorded(forward: Forward) -> Forward:
+        def call(inputs: Tensor, targets: Tensor) -> Tensor:
+            numbers.append(torch.rand(()).item())
+            return forward(inputs, targets)
+
+        return call
+
+    state = with_forward(start(config), recorded)
+    for _ in range(steps):
+        train_step(state, 0.0)
+    return numbers
+
+
+def test_no_two_micro_batches_share_their_randomness(tiny: Config) -> None:
+    config = change(tiny, train__batch_size=4, train__micro_batch=2)
+    numbers = drawn(config, 2)
+    assert len({*numbers, *drawn(change(config, run__seed=2), 2)}) == 8
+    assert drawn(config, 2) == numbers
+
+
+def test_the_seed_of_a_run_decides_its_initial_weights_and_its_samples(tiny: Config) -> None:
+    first, again, other = (start(change(tiny, run__seed=seed)) for seed in (1, 1, 2))
+    for state, same in (again, True), (other, False):
+        assert torch.equal(state.model.pool.key.weight, first.model.pool.key.weight) == same
+        assert np.array_equal(state.order.starts(0, 20), first.order.starts(0, 20)) == same
+
+
 def test_share_and_distribution() -> None:
     torch.manual_seed(1)
     ids = np.array([7] * 6 + [8] * 3 + [9], np.uint16)
