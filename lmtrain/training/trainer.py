@@ -109,6 +109,7 @@ class Trainer:
         if self.state.counters.evaluated != self.state.counters.step:
             self.evaluate()
         counters, processes = self.state.counters, self.state.processes
+        # By the last checkpoint, whose saving may have spent what was left of a budget in time.
         was_early = self.budget.progress(counters.step, self._saved_seconds) < 1.0
         status: Literal["finished", "stopped early"] = (
             "stopped early" if was_early and out_of_patience(self.state.config, counters) else "finished"
