@@ -28,17 +28,18 @@ def machine(device: torch.device) -> dict[str, Any]:
     }
 
 
-SMALLER = 8
-"""How many times smaller than a large matrix a small one is."""
+LONGEST_PRODUCT = 0.5
+"""Seconds that a product may take which measures the peak."""
 
 
 def peak_flops(device: torch.device, precision: str) -> float:
-    """Measure the floating-point operations per second of a large matrix product at `precision`, in about 0.2 s.
+    """Measure the floating-point operations per second of a large matrix product at `precision`, in about 0.4 s.
 
-    The product is small if a large one would take over a second, as in bf16 on a processor without its instructions.
+    The size doubles until the next product would take too long, as in bf16 on a processor without its instructions. A
+    small product alone says little: on a busy CPU it waits for threads far longer than it computes.
     """
     largest, runs = (8192, 10) if device.type == "cuda" else (1536, 4)
-    for size in (largest // SMALLER, largest):
+    for size in (largest // 8, largest // 4, largest // 2, largest):
         left, right = (torch.randn(size, size, device=device).to(DTYPES[precision]) for _ in range(2))
         best = float("inf")
         for _ in range(runs):
@@ -47,7 +48,7 @@ def peak_flops(device: torch.device, precision: str) -> float:
             torch.mm(left, right)
             synchronize(device)
             best = min(best, time.perf_counter() - start)
-        if best * SMALLER**3 > 1.0:
+        if 2**3 * best > LONGEST_PRODUCT:
             break
     return 2.0 * size**3 / best
 

@@ -3,6 +3,7 @@
 import errno
 import importlib.util
 import io
+import itertools
 import logging
 import re
 import shutil
@@ -194,17 +195,24 @@ def test_a_level_that_is_set_before_the_first_import_is_kept() -> None:
     assert done.stderr == b"a warning\n"
 
 
-def test_the_peak_is_that_of_the_fastest_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a small one if that takes long."""
-    seconds = [0.004, 0.006, 0.002, 0.003]
-    for small, size in ((0.001, 1536), (1.0, 192)):
-        clock = [0.0]
-        for took in [*(small * value for value in seconds), *seconds]:
-            clock += [clock[-1], clock[-1] + took]
-        times = iter(clock[1:])
-        monkeypatch.setattr("lmtrain.system.machine.time", SimpleNamespace(perf_counter=lambda read=times: next(read)))
-        monkeypatch.setattr(torch, "mm", lambda *_: None)
-        assert peak_flops(torch.device("cpu"), "fp32") == pytest.approx(2 * size**3 / 0.002)
+@pytest.mark.parametrize(
+    ("flops", "waits", "size"),
+    [(1e11, 0.0, 1536), (1e11, 0.02, 1536), (1e10, 0.02, 768), (1e9, 0.0, 384), (1e8, 0.0, 192)],
+)
+def test_the_peak_is_that_of_the_fastest_product_of_a_size_that_does_not_take_long(
+    monkeypatch: pytest.MonkeyPatch, flops: float, waits: float, size: int
+) -> None:
+    """On machines of different speeds; on a busy one each product also waits for its threads."""
+    clock = SimpleNamespace(seconds=0.0, slower=itertools.cycle([2, 3, 1, 1.5]))
+
+    def product(left: torch.Tensor, _: torch.Tensor) -> None:
+        clock.seconds += next(clock.slower) * (waits + 2 * len(left) ** 3 / flops)
+
+    monkeypatch.setattr("lmtrain.system.machine.time", SimpleNamespace(perf_counter=lambda: clock.seconds))
+    monkeypatch.setattr(torch, "mm", product)
+    found = peak_flops(torch.device("cpu"), "fp32")
+    assert found == pytest.approx(2 * size**3 / (waits + 2 * size**3 / flops))
+    assert clock.seconds < 2.5
 
 
 def test_the_memory_is_all_that_is_installed() -> None:
