@@ -3,12 +3,16 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lmtrain.cli.output import duration
 from lmtrain.config.loader import flat
 from lmtrain.config.schema import Config
+from lmtrain.evaluation.perplexity import Score
+from lmtrain.training import costs
+from lmtrain.training.trainer import Outcome
 from tests.helpers import TINY, Lmtrain
 
 
@@ -85,3 +89,29 @@ def test_fields_describes_fields(lmtrain: Lmtrain, prefixes: list[str]) -> None:
 def test_the_next_commands_can_be_pasted_if_a_path_has_a_space(lmtrain: Lmtrain, workdir: Path) -> None:
     done = lmtrain("train", *TINY, "run.dir=my runs")
     assert "--run 'my runs/sample'; tensorboard --logdir 'my runs'\n" in done.err
+
+
+def test_the_outcome_is_printed_in_its_units(lmtrain: Lmtrain, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    score = Score(nats=10.0, tokens=10, words=10.0, bytes=50.0, context=16, stride=4)
+    outcome = Outcome("finished", 12, 1.5, score, best_step=5)
+    monkeypatch.setattr("lmtrain.api.train.train_plan", lambda plan: outcome)
+    result = lmtrain("train", *TINY, "--json").json
+    assert (result["step"], result["best_step"], result["minutes"]) == (12, 5, 1.5)
+    text = "finished at step 12 after 1.5 minutes; the best checkpoint, of step 5, on valid"
+    assert text in lmtrain("train", *TINY).out
+
+
+def test_a_dry_run_prints_its_times_in_their_units(
+    lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = costs.costs
+
+    def measured(*arguments: Any) -> dict[str, Any]:
+        found = real(*arguments)
+        found["estimate"] |= {"seconds_per_step": 20.0, "minutes": 4.0}
+        return found
+
+    monkeypatch.setattr(costs, "costs", measured)
+    text = lmtrain("train", *TINY, "--dry-run").out
+    assert re.search(r"^step .*, 20\.0 s \(estimated\)$", text, re.M)
+    assert re.search(r"^run .*, 4\.0 minutes \(estimated\), without evaluations$", text, re.M)

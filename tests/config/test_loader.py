@@ -338,3 +338,8 @@ def test_only_a_stored_configuration_has_its_open_vocabulary_size_written_out() 
 def test_a_field_of_what_is_no_section_is_named() -> None:
     with pytest.raises(UsageError, match=r"^override model\.dim: model is not a section$"):
         config.load({"model": 5}, ["model.dim=3"], {})  # type: ignore[dict-item]
+
+
+def test_a_stored_rate_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("eval:\n  dynamic_lr: 0.003\n")
+    assert config.load(tmp_path / "config.yaml", environment={}, stored=True).eval.dynamic_lr == 0.003

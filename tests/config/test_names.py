@@ -37,6 +37,10 @@ def test_every_alias_means_one_field_and_is_none_itself() -> None:
         ("model.dimm=64", "did you mean model.dim (Width of the residual stream)?"),
         ("model.droput=0.1", "did you mean model.dropout (Dropout on the output of every sublayer)?"),
         ("modell.dim=64", "did you mean model?"),
+        (
+            "train.batch_sise=8",
+            "did you mean train.batch_size (Sequences of `context` tokens per optimizer step, over all processes)?",
+        ),
         ("model=5", "in the environment; `lmtrain train --fields model` lists the fields of model"),
         (
             "data=book.txt",

@@ -17,9 +17,11 @@ from lmtrain.config.loader import load
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.errors import LmtrainError
+from lmtrain.evaluation.perplexity import Score
 from lmtrain.export.hugging_face import export
 from lmtrain.export.model_card import model_card
 from lmtrain.model.trained import trained_weights
+from lmtrain.storage import run_folder
 from tests.data.helpers import KINDS, LINES, TRAINED
 from tests.data.published import as_given, published
 from tests.export.runs import CONTEXT, stored_run
@@ -244,3 +246,12 @@ def test_the_card_and_the_configuration_have_the_values_of_the_run(tmp_path: Pat
     assert safe_load(recipe(card))["run"] == {"seed": 5}
     config = json.loads((tmp_path / "hf/config.json").read_text())
     assert (config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]) == (8, 3, 2)
+
+
+def test_a_card_has_the_score_of_the_best_checkpoint_and_of_no_other(tmp_path: Path) -> None:
+    run_dir = stored_run(tmp_path / "run")  # whose checkpoint is of step 7
+    score = Score(nats=20.0, tokens=10, words=10.0, bytes=50.0, context=12, stride=3).summary()
+    for step, best_step in ((9, 7), (7, 5)):
+        run_folder.write_state(run_dir, "finished", step=step, minutes=1.0, best_step=best_step, valid=score)
+        card = model_card(trained_weights(run_dir, None, "auto"), "hf")
+        assert ("| validation | not measured |" in card) == (best_step != 7)

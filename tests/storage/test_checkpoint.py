@@ -196,3 +196,18 @@ def test_a_run_named_by_a_path_without_its_name_has_one(
         assert run_folder.find_run(Path(path), Path("runs")) == tmp_path / "book"
     monkeypatch.chdir(tmp_path / "book")
     assert run_folder.find_run(Path(), Path("runs")) == tmp_path / "book"
+
+
+def test_pruning_keeps_the_best_whose_files_are_complete(tmp_path: Path) -> None:
+    best, *_ = [_save(tmp_path, step, float(step)) for step in (1, 2, 3, 4)]
+    (best / "model.safetensors").write_bytes(b"")
+    run_checkpoints.prune(tmp_path, 1)
+    assert {"step-00000002", "step-00000004"} <= {folder.name for folder in run_checkpoints.folders(tmp_path)}
+
+
+def test_the_latest_run_is_one_with_a_checkpoint(tmp_path: Path, tiny: Config) -> None:
+    for name in ("trained", "begun"):
+        run_folder.create_run(tmp_path / name, tiny)
+    _save(tmp_path / "trained", 1)
+    run_folder.write_state(tmp_path / "begun", "running")
+    assert run_folder.find_run(None, tmp_path).name == "trained"

@@ -1,5 +1,6 @@
 """The protocol for writing files and folders: complete or absent, with a hash of every file."""
 
+import fcntl
 import json
 import os
 import signal
@@ -159,3 +160,22 @@ def test_a_new_file_has_the_permissions_that_the_user_has_set(tmp_path: Path) ->
     finally:
         os.umask(before)
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o664
+
+
+def test_a_folder_is_renamed_while_its_parent_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two renames replace a folder: another process must not see, or undo, the first one alone."""
+    held: list[bool] = []
+    rename = disk.rename
+
+    def noted(path: Path, target: Path) -> None:
+        with files.folder_lock(target.parent, fcntl.LOCK_EX | fcntl.LOCK_NB) as is_free:
+            held.append(not is_free)
+        rename(path, target)
+
+    monkeypatch.setattr(disk, "rename", noted)
+    for _ in range(2):
+        _write(tmp_path / "folder")
+        (tmp_path / "folder" / "data").write_bytes(b"changed")  # so that it is replaced
+    (tmp_path / "folder").rename(tmp_path / ".tmp-folder~old-00000000")  # as after a crash between two renames
+    files.recover(tmp_path)
+    assert held == [True] * 4

@@ -1,5 +1,6 @@
 """The loop: what a step computes, what ends a run, which runs are rejected, and what a finished run contains."""
 
+import math
 import shutil
 import signal
 from collections.abc import Callable
@@ -467,3 +468,17 @@ def test_a_step_whose_loss_is_not_finite_is_not_in_the_mean() -> None:
     for loss in (torch.inf, 2.0):
         statistics.add(torch.tensor(loss), torch.tensor(1.0), torch.tensor(False))
     assert statistics.sums.tolist() == [2.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("clip", [0.01, 1.0, None])
+def test_the_unscaled_gradient_is_clipped_and_its_norm_before_is_logged(
+    tiny: Config, precision: str, clip: float | None
+) -> None:
+    """AdamW's mean of the gradient is a tenth of it after a step."""
+    state = start(change(without_dropout(tiny), train__precision=precision, train__clip=clip, train__beta1=0.9))
+    _, norm = take_step(state, 1e-3)
+    tensors = optimizer_tensors(state.model, state.optimizer)
+    mean = torch.cat([value.flatten() for name, value in tensors.items() if name.endswith("/exp_avg")])
+    assert float(norm) > 1.5
+    assert float(10 * mean.norm()) == pytest.approx(min(float(norm), clip or math.inf), rel=1e-2)

@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 import pytest
+import torch
 
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
@@ -34,3 +35,12 @@ def test_rates_are_per_second_of_training_by_all_processes(
     assert math.isnan(none["grad_norm"])
     assert found["epoch"] == pytest.approx(5 * 4 * 16 / store.split("train").tokens, rel=0.02)
     assert 0.01 < found["memory_gb"] < 1000
+
+
+def test_a_line_has_the_mean_norm_the_rate_and_all_skipped_steps(tiny: Config) -> None:
+    state = start(tiny)
+    meter = Meter(state)
+    for norm, skipped in ((2.0, False), (math.inf, True), (4.0, False)):
+        state.statistics.add(torch.tensor(1.0), torch.tensor(norm), torch.tensor(skipped))
+    found = meter.metrics(5e-4, 1.0, 1.0)
+    assert (found["grad_norm"], found["skipped_steps"], found["lr"]) == (3.0, 1.0, 5e-4)

@@ -243,3 +243,11 @@ def test_flushed_metrics_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.Mon
     reports.flush()
     assert tmp_path / "metrics.jsonl" in synced
     reports.close()
+
+
+def test_every_chart_has_its_own_metric(tmp_path: Path) -> None:
+    reports = monitor(tmp_path)
+    reports.record(1, "train", {"grad_norm": 1.0, "tokens_per_second": 2.0, "mfu": 3.0, "memory_gb": 4.0})
+    reports.close()
+    tags = "optimizer/gradient_norm", "speed/tokens_per_second", "speed/mfu", "speed/memory_gb"
+    assert [curve(tmp_path, tag) for tag in tags] == [[(1, value)] for value in (1.0, 2.0, 3.0, 4.0)]

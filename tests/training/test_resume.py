@@ -26,7 +26,7 @@ from lmtrain.training.checkpoint_info import SavedCounters
 from lmtrain.training.loop import train_step
 from lmtrain.training.train_state import TrainState, restore
 from tests.helpers import Child, compiles, flip_bit, messages
-from tests.training.helpers import LOGGED, OUT_OF_MEMORY, change, curves, full_disk, last_hash, run, worsen
+from tests.training.helpers import LOGGED, OUT_OF_MEMORY, change, curves, full_disk, last_hash, logged, run, worsen
 from tests.training.resuming import BATCH, MATRIX, SMALL, Reference, begin, copied_for_every_kill, departures, refer
 
 EPOCHS, MORE = 2, 5
@@ -312,3 +312,17 @@ def test_another_number_of_threads_is_reported(tiny: Config, tmp_path: Path) -> 
     finally:
         torch.set_num_threads(1)
     assert notes == ["CPU threads: 1 before, 2 now; the results may not be equal bit for bit"]
+
+
+def test_a_run_that_is_resumed_between_two_shares_is_evaluated_at_the_same_steps(
+    little: Config, tmp_path: Path, interrupt_after: Callable[[int, int], None]
+) -> None:
+    """An evaluation costs 7 steps and a share has 5: the second comes at step 14, in the share that began before."""
+    fields = {"train__steps": 100, "train__eval_steps": None, "train__eval_tokens": 130}
+    fields |= {"train__patience": 2, "train__lr": 1e-9, "train__sample_prompts": []}
+    config = change(little, **LOGGED | fields)
+    run(config, tmp_path / "whole")
+    interrupt_after(13, signal.SIGTERM)
+    for _ in range(2):
+        run(config, tmp_path / "run")
+    assert logged(tmp_path / "run") == logged(tmp_path / "whole")

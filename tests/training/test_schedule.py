@@ -121,3 +121,15 @@ def test_an_evaluation_costs_no_more_than_the_whole_split() -> None:
 
 def test_a_warmup_takes_a_step_or_more() -> None:
     assert [warmup_steps(TrainConfig(warmup=0.01), Budget(steps, None)) for steps in (10, 20, 200)] == [1, 1, 2]
+
+
+def test_with_two_budgets_the_warmup_follows_the_one_that_is_spent_first() -> None:
+    config = TrainConfig(lr=1.0, schedule="linear", warmup=0.5, final_lr=0.0)
+    found = [learning_rate(config, Budget(100, 60.0), *done) for done in ((5, 15.0), (5, 45.0), (25, 3.0), (75, 3.0))]
+    assert found == pytest.approx([0.5] * 4)
+
+
+@pytest.mark.parametrize("affordable", [True, False])
+def test_with_a_budget_in_time_beside_steps_the_measured_cost_decides(affordable: bool) -> None:
+    config, counters = _config(steps=40, max_minutes=1, batch_size=1000), Counters(2, evaluated=0)
+    assert evaluation_due(config, 3000 if affordable else 1, counters, 0.05, 0.0, affordable) == affordable
