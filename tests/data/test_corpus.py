@@ -401,3 +401,10 @@ def test_the_column_of_a_table_makes_another_corpus_and_that_of_plain_text_does_
         for source in (table, plain)
     ]
     assert [len(set(names)) for names in folders] == [2, 1]
+
+
+def test_a_corpus_of_another_origin_is_made_again(load: Importer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample, "encyclopedia", another_grammar)
+    before = load("sample", sample_tokens=1_000).sha256
+    monkeypatch.setattr("lmtrain.data.sources._SAMPLE_SEEDS", {"train": 7, "valid": 8, "test": 9})
+    assert load("sample", sample_tokens=1_000).sha256 != before

@@ -249,3 +249,11 @@ def test_the_ending_of_a_compression_may_be_in_capitals(tmp_path: Path) -> None:
 
 def test_a_text_has_no_byte_order_mark() -> None:
     assert list(local.text_lines("\ufeffa\n")) == [("a", False)]
+
+
+def test_rows_may_end_with_empty_lines(tmp_path: Path) -> None:
+    assert read(write(tmp_path / "a.jsonl", '{"text": "one\\n\\n"}\n')) == [("one", True), ("", False)]
+
+
+def test_of_two_columns_of_one_name_the_first_is_read(tmp_path: Path) -> None:
+    assert read(write(tmp_path / "twice.csv", "text,text\nfirst,second\n")) == [("first", True)]

@@ -28,6 +28,7 @@ from lmtrain.evaluation.adaptive import (
     dynamic_scorer,
     gradient_rms,
     mix,
+    settings_used,
 )
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.build import build_model
@@ -429,3 +430,25 @@ def test_the_rms_of_gradients_is_measured_on_a_part_of_a_long_text(monkeypatch: 
 def test_dynamic_evaluation_needs_the_range_of_gradients() -> None:
     with pytest.raises(UsageError, match=r"--dynamic needs gradients, for which fp16 .*: use fp32 or bf16$"):
         adaptable(tiny_model(), "fp16")
+
+
+def test_the_rms_is_over_different_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adaptive, "TOKENS_PER_GRADIENT", 2 * CONTEXT)
+    model = tiny_model()
+    windows: list[tuple[int, ...]] = []
+    forward = model.forward
+
+    def recorded(inputs: Tensor, targets: Tensor) -> Tensor:
+        windows.extend(map(tuple, inputs.tolist()))
+        return forward(inputs, targets)
+
+    monkeypatch.setattr(model, "forward", recorded)
+    gradient_rms_of(model)
+    assert len(set(windows)) == len(windows) == 36
+
+
+def test_only_the_settings_of_the_methods_in_use_are_reported() -> None:
+    cache = {"temperature", "cache_theta", "cache_weight", "cache_window"}
+    assert settings_used(EvalConfig(), dynamic=False, cache=True).keys() == cache
+    dynamic = {"temperature", "dynamic_lr", "dynamic_embedding"}
+    assert settings_used(EvalConfig(), dynamic=True, cache=False).keys() == dynamic

@@ -167,3 +167,14 @@ def test_sums_are_compared_in_float64() -> None:
     log_probs, options = torch.tensor([[-0.9, *[-torch.inf] * 3]]), Options(max_tokens=3, beams=2, results=2)
     (found,) = beam_search(log_probs, History([()]), step, options)
     assert [h.ids for h in found] == [(0, 0, 0), (0, 0, 1)]
+
+
+def test_a_longer_text_may_win_where_the_penalty_is_below_zero() -> None:
+    first, later = torch.tensor([[0.1, 0.9]]).log(), torch.tensor([[0.9, 0.1]]).log()
+
+    def step(state: History, tokens: Tensor) -> tuple[Tensor, History]:
+        return later.repeat(len(tokens), 1), state
+
+    options = Options(max_tokens=6, beams=2, length_penalty=-3.0)
+    ((found,),) = beam_search(first, History([()]), step, options, is_end=ends_with(0))
+    assert found.ids == (1, 0)  # 8 log 0.81 > log 0.1

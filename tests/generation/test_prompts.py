@@ -68,3 +68,9 @@ def test_all_of_standard_input_is_one_prompt() -> None:
     for content, message in ((b"", "no prompt"), (b"\n", "no prompt"), (b"a\xff", "byte 1")):
         with pytest.raises(LmtrainError, match=message):
             read_all(io.BytesIO(content))
+
+
+def test_an_id_may_be_zero_or_empty(tmp_path: Path) -> None:
+    path = tmp_path / "some.jsonl"
+    path.write_text('{"prompt": "a", "id": 0}\n{"prompt": "b", "id": ""}\n')
+    assert read(path) == [("a", 0), ("b", "")]

@@ -71,3 +71,10 @@ def test_no_letter_or_digit_is_ever_lost(text: str, words: set[str]) -> None:
         return [sign for sign in text if unicodedata.category(sign)[0] in "LNM"]
 
     assert letters(respace(text, words.__contains__)) == letters(text)
+
+
+def test_long_words_and_numbers_beside_unknown_words() -> None:
+    known = {"a-b-c-d", "(", ")", "a", "b", "c", "d", "@-@"}.__contains__
+    assert respace("(a-b-c-d)", known) == "( a-b-c-d )"
+    known = {"@.@", "@,@", "3", ",", "."}.__contains__
+    assert respace("3.<unk>", known) == "3 @.@ <unk>"

@@ -92,3 +92,12 @@ def test_the_factors_have_the_bits_of_torch_s_function(shape: tuple[int, int]) -
     found_left, found_singular = left_factors(matrix, 20)
     assert torch.equal(found_left, left)
     assert torch.equal(found_singular, singular)
+
+
+def test_only_the_beginning_of_a_long_text_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = _ids(400, 30)
+    torch.manual_seed(1)
+    expected = cooccurrence_embedding(ids[:150], 30, 16)
+    monkeypatch.setattr(cooccurrence, "TOKENS", 150)
+    torch.manual_seed(1)
+    assert torch.equal(cooccurrence_embedding(ids, 30, 16), expected)

@@ -10,7 +10,17 @@ from torch import Tensor
 
 from lmtrain.model.decoding_state import DecodingState
 from lmtrain.model.language_model import LanguageModel
-from tests.model.models import PLAIN, QUERIES, VARIANTS, VOCABULARY, WINDOWED_PLAIN, WINDOWED_VARIANTS, build, tokens
+from tests.model.models import (
+    PLAIN,
+    QUERIES,
+    SIZES,
+    VARIANTS,
+    VOCABULARY,
+    WINDOWED_PLAIN,
+    WINDOWED_VARIANTS,
+    build,
+    tokens,
+)
 
 
 def predict(model: LanguageModel, window: list[int]) -> Tensor:
@@ -153,3 +163,9 @@ def test_pool_weights_sum_to_one_and_follow_recency(mode: str, query: str) -> No
     assert (weights >= 0).all()
     if query == "recency":  # the first head starts with a slope of 4 nats
         assert weights[0, -1] > 0.9
+
+
+@every_padding
+@pytest.mark.parametrize("kind", ["linear", "compressed"])
+def test_global_tokens_are_part_of_a_state_s_length(kind: str, pads: tuple[int, ...]) -> None:
+    assert_steps_equal_reencoding({**SIZES, "attention": ["global", kind]}, pads)

@@ -147,3 +147,14 @@ def test_both_dropouts_reach_every_kind_of_block(kind: str, rate: str) -> None:
     model = build(mode="windowed", position="none", attention=kind, layers=1, **{rate: 0.5})
     model.encoder.train()
     assert not torch.equal(model.predict(tokens(1, 12)), model.predict(tokens(1, 12)))
+
+
+def test_learned_positions_start_as_large_as_the_scaled_embedding() -> None:
+    found = build(dim=64, context=64, position="learned").position
+    assert found is not None
+    assert found.weight.std().item() == pytest.approx(0.5, rel=0.1)
+
+
+def test_an_untied_output_layer_starts_at_the_scale_of_the_embedding() -> None:
+    model = build(dim=64, tie_embeddings=False)
+    assert model.get_parameter("output.weight").std().item() == pytest.approx(1 / 64, rel=0.1)

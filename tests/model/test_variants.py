@@ -129,3 +129,11 @@ def test_induced_attention_has_the_activation_of_the_configuration() -> None:
     other.load_state_dict(one.state_dict())
     other.pool = one.pool
     assert not torch.equal(one.predict(tokens(1, 12)), other.predict(tokens(1, 12)))
+
+
+def test_induced_attention_has_the_norms_and_the_width_of_the_configuration() -> None:
+    blocks = build(mode="windowed", attention="induced", position="none", qk_norm=True, ff_dim=20).encoder.blocks
+    shapes = {name: tuple(weight.shape) for name, weight in blocks.named_parameters()}
+    for part in ("gather", "spread"):
+        assert shapes[f"0.{part}.block.feed_forward.hidden.weight"] == (20, 8)
+        assert all(shapes[f"0.{part}.block.attention.{norm}_norm.weight"] == (4,) for norm in ("query", "key"))

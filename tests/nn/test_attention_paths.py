@@ -41,7 +41,7 @@ def test_long_rows_equal_dense(pattern: Pattern, kind: str) -> None:
     assert_same(attend(query, key, value, mask, pattern=pattern, scale=0.9), expected, leaves)
 
 
-@pytest.mark.parametrize("window", [1, BLOCK, BLOCK + 1, LONG // 2])
+@pytest.mark.parametrize("window", [1, BLOCK, BLOCK + 1, BLOCK + 2, LONG // 2])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("length", [dot_product.LONG + 1, 5 * BLOCK, LONG])
 def test_local_attention_in_blocks_equals_dense(window: int, causal: bool, length: int) -> None:
@@ -78,6 +78,14 @@ def test_forbidden_blocks_are_skipped() -> None:
     out = attend(query, key, value, pattern=Pattern(causal=True, window=BLOCK))
     assert out[:, :, 2 * BLOCK :].isfinite().all()
     assert out[:, :, :BLOCK].isnan().all()
+
+
+def test_later_blocks_are_skipped() -> None:
+    query, key, value = (x.detach() for x in random_qkv(LONG))
+    last = (LONG - 1) // BLOCK * BLOCK
+    value[:, :, last:] = float("nan")
+    out = attend(query, key, value, pattern=Pattern(causal=True, window=BLOCK))
+    assert out[:, :, :last].isfinite().all()
 
 
 @pytest.mark.parametrize("length", [100, LONG])

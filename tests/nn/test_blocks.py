@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lmtrain.nn.attention import SelfAttention
-from lmtrain.nn.blocks import Activation, EncoderBlock, FeedForward
+from lmtrain.nn.blocks import Activation, EncoderBlock, FeedForward, Residual
 
 
 @pytest.mark.parametrize("activation", get_args(Activation))
@@ -35,3 +35,8 @@ def test_residual_dropout_is_off_in_eval() -> None:
     assert not torch.equal(block(x), block(x))
     block.eval()
     assert torch.equal(block(x), block(x))
+
+
+def test_dropout_is_on_the_result_and_not_on_the_residual_stream() -> None:
+    x = torch.randn(3, 8)
+    assert torch.equal(Residual(8, dropout=1.0)(x, torch.exp), x)

@@ -179,3 +179,15 @@ def test_heads_whose_values_differ_in_width_equal_a_loop_with_matrices_of_each_h
         torch.testing.assert_close(found[b, t], layer.output.weight @ torch.cat(heads))
     with pytest.raises(ValueError, match=r"value_head_dim=\[3, 1\] has not one width for each of 3 heads"):
         CrossAttention(6, 3, value_head_dim=widths[:2])
+
+
+def test_heads_of_different_widths_have_weights_too() -> None:
+    layer = CrossAttention(6, 3, value_head_dim=[3, 1, 5], output_dim=4)
+    x, memory = torch.randn(2, 4, 6), torch.randn(2, 7, 6)
+    torch.testing.assert_close(layer.with_weights(x, memory)[0], layer(x, memory))
+
+
+def test_weights_come_without_dropout_in_eval() -> None:
+    layer = CrossAttention(16, 2, dropout=0.5).eval()
+    query, key = torch.randn(3, 4, 16), torch.randn(3, 5, 16)
+    torch.testing.assert_close(layer.with_weights(query, key)[0], layer(query, key))

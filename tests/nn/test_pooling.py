@@ -188,3 +188,8 @@ def test_pool_dropout_of_weights_has_the_right_mean(query: PoolQuery) -> None:
     mean = pool(x).mean(0)
     pool.eval()
     torch.testing.assert_close(mean, pool(x[:1])[0], atol=0.1, rtol=0.1)
+
+
+def test_dropout_is_on_the_results_and_not_on_the_residual_stream() -> None:
+    pool, x = AttentionPooling(8, 2, FeedForward(8, 16), dropout=1.0), torch.randn(2, 5, 8)
+    assert torch.equal(pool(x), x)

@@ -318,7 +318,7 @@ def test_a_run_that_is_resumed_between_two_shares_is_evaluated_at_the_same_steps
     little: Config, tmp_path: Path, interrupt_after: Callable[[int, int], None]
 ) -> None:
     """An evaluation costs 7 steps and a share has 5: the second comes at step 14, in the share that began before."""
-    fields = {"train__steps": 100, "train__eval_steps": None, "train__eval_tokens": 130}
+    fields: dict[str, Any] = {"train__steps": 100, "train__eval_steps": None, "train__eval_tokens": 130}
     fields |= {"train__patience": 2, "train__lr": 1e-9, "train__sample_prompts": []}
     config = change(little, **LOGGED | fields)
     run(config, tmp_path / "whole")
