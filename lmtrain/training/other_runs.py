@@ -22,7 +22,8 @@ _MAY_DIFFER = {"context", "dropout", "attention_dropout", "input_dropout", "outp
 
 
 def require_runs(train: TrainConfig, runs_dir: Path) -> None:
-    """Raise LmtrainError if a teacher, or the run to start from, is not a run folder; `runs_dir` may have one."""
+    """Raise LmtrainError if a teacher, or the run to start from, is not a run folder; the message proposes the one of
+    its name in `runs_dir`."""
     named = [("train.teacher", teacher) for teacher in train.teacher]
     for field, run_dir in [*named, ("train.init_from", train.init_from)]:
         if run_dir is not None:
