@@ -203,16 +203,32 @@ def test_the_peak_is_that_of_the_fastest_product_of_a_size_that_does_not_take_lo
     monkeypatch: pytest.MonkeyPatch, flops: float, waits: float, size: int
 ) -> None:
     """On machines of different speeds; on a busy one each product also waits for its threads."""
-    clock = SimpleNamespace(seconds=0.0, slower=itertools.cycle([2, 3, 1, 1.5]))
+    clock = SimpleNamespace(seconds=0.0, calls=0, slower=itertools.cycle([2, 3, 1, 1.5]))
 
     def product(left: torch.Tensor, _: torch.Tensor) -> None:
+        clock.calls += len(left) == size
         clock.seconds += next(clock.slower) * (waits + 2 * len(left) ** 3 / flops)
 
     monkeypatch.setattr("lmtrain.system.machine.time", SimpleNamespace(perf_counter=lambda: clock.seconds))
     monkeypatch.setattr(torch, "mm", product)
     found = peak_flops(torch.device("cpu"), "fp32")
     assert found == pytest.approx(2 * size**3 / (waits + 2 * size**3 / flops))
-    assert clock.seconds < 2.5
+    assert clock.seconds < 3.0
+    assert clock.calls == 1 + 4
+
+
+def test_a_product_that_takes_long_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in fp16 on a CPU, where one of twice the size takes sixteen times as long. The very first loads libraries."""
+    clock, sizes = SimpleNamespace(seconds=0.0), list[int]()
+
+    def product(left: torch.Tensor, _: torch.Tensor) -> None:
+        clock.seconds += 0.044 * (len(left) / 384) ** 4 if sizes else 2.0
+        sizes.append(len(left))
+
+    monkeypatch.setattr("lmtrain.system.machine.time", SimpleNamespace(perf_counter=lambda: clock.seconds))
+    monkeypatch.setattr(torch, "mm", product)
+    peak_flops(torch.device("cpu"), "fp32")
+    assert sizes == [192] * 5 + [384] * 5 + [768] * 2
 
 
 def test_the_memory_is_all_that_is_installed() -> None:
