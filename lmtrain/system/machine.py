@@ -33,7 +33,8 @@ LONGEST_PRODUCT = 0.5
 
 
 def peak_flops(device: torch.device, precision: str) -> float:
-    """Measure the floating-point operations per second of a large matrix product at `precision`, in about half a second.
+    """Measure the floating-point operations per second of a large matrix product at `precision`, in about half a
+    second.
 
     The size doubles until the next product would take too long, as in bf16 on a processor without its instructions. A
     small product alone says little: on a busy CPU it waits for threads far longer than it computes.
