@@ -4,6 +4,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
@@ -19,6 +20,13 @@ ASSUMED_FLOPS = {"cpu": 3e11, "cuda": 5e13}
 """Operations per second, by which the length of a run is estimated; only the order of magnitude matters."""
 PAYS_AFTER_SECONDS = 180.0
 """How long a run must take for compiling to save time."""
+KERNELS = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+"""Of fused attention, in the order of preference; the compiler takes the first that can compute what is asked."""
 
 
 def compiled_forward(
@@ -50,7 +58,7 @@ def compiled_forward(
     compiled = torch.compile(objective, dynamic=False, options=options)
     try:
         inputs, targets = blank_batch(config.model, config.train.rows, device)
-        with warnings.catch_warnings(), autocast(device, precision):
+        with warnings.catch_warnings(), autocast(device, precision), sdpa_kernel(KERNELS, set_priority=True):
             # PyTorch recommends TF32, which bf16 does not need and fp32 must not use.
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
             # Ctrl-C while the compiler traces the backward pass is no error, but would be reported as one.
