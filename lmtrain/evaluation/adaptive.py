@@ -9,7 +9,6 @@ Shapes: B windows, T tokens in each, S targets; E the width of the states, K sta
 import copy
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import Split
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.evaluation.perplexity import Advance
-from lmtrain.model.cuda_graph import Replayed, side_by_side
+from lmtrain.model.cuda_graph import Replayed
 from lmtrain.model.ensemble import Ensemble, Predictor
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.nn.precision import at_least_float32
@@ -147,23 +146,19 @@ def dynamic_scorer(
         _rates(member, settings, [value / math.sqrt(segment) for value in own])
         for member, own in zip(trained, rms, strict=True)
     ]
-    on_cuda = trained[0].embedding.weight.is_cuda
-    streams = [torch.cuda.Stream() for _ in trained] if on_cuda else []  # type: ignore[no-untyped-call]
-
-    def learn(member: LanguageModel, own_rates: list[Tensor], inputs: Tensor, targets: Tensor) -> Scored:
-        with torch.enable_grad():
-            nats, states = member.score(inputs, targets, temperature=settings.temperature)
-        gradients = gradients_of(nats, member)
-        with torch.no_grad():
-            torch._foreach_addcmul_(list(member.parameters()), gradients, own_rates, value=-1.0)
-        return nats.detach(), states.detach()
 
     def score(inputs: Tensor, targets: Tensor) -> Scored:
         """Inputs (1, T), targets (1, S) -> nats (1, S) and states (1, S, E), computed before the step."""
         torch.clear_autocast_cache()  # a caller's autocast would keep the weights before the last step
-        members = zip(ensemble.members, rates, strict=True)
-        calls = [partial(learn, member, own_rates, inputs, targets) for member, own_rates in members]
-        return ensemble.mean_of(side_by_side(calls, streams))
+        scored = []
+        for member, own_rates in zip(ensemble.members, rates, strict=True):
+            with torch.enable_grad():
+                nats, states = member.score(inputs, targets, temperature=settings.temperature)
+            gradients = gradients_of(nats, member)
+            with torch.no_grad():
+                torch._foreach_addcmul_(list(member.parameters()), gradients, own_rates, value=-1.0)
+            scored.append((nats.detach(), states.detach()))
+        return ensemble.mean_of(scored)
 
     return _recorded(score, trained)
 

@@ -4,9 +4,8 @@ small model one by one than a GPU takes to compute them.
 A recorded decoding step has the same shapes every time, so it attends to the whole capacity of a state, under a mask.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,8 +13,6 @@ from torch import Tensor
 from lmtrain.model.decoding_state import DecodingState, State
 from lmtrain.model.ensemble import DecodeStep, Ensemble, Predictor
 from lmtrain.model.language_model import LanguageModel
-
-Result = TypeVar("Result")
 
 WARM_UP = 2
 """Libraries initialize themselves in the first calls, which can't be recorded."""
@@ -61,21 +58,6 @@ class Replayed:
             recorded.copy_(x)
         self.graph.replay()
         return tuple(result.clone() for result in self.results)  # the next replay overwrites them
-
-
-def side_by_side(calls: Sequence[Callable[[], Result]], streams: Sequence[torch.cuda.Stream]) -> list[Result]:
-    """Return the result of each call. On CUDA, each is computed on a stream of its own, since the kernels of a small
-    model occupy a part of a GPU; without streams, one after the other."""
-    if not streams:
-        return [call() for call in calls]
-    main, results = torch.cuda.current_stream(), []
-    for call, stream in zip(calls, streams, strict=True):
-        stream.wait_stream(main)
-        with torch.cuda.stream(stream):
-            results.append(call())
-    for stream in streams:
-        main.wait_stream(stream)
-    return results
 
 
 def step_function(model: Predictor) -> DecodeStep:
