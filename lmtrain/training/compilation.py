@@ -1,12 +1,13 @@
 """torch.compile, if it is requested, possible and worth it."""
 
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lmtrain.config.schema import Config
+from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.objective import Objective
@@ -26,7 +27,6 @@ KERNELS = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
-"""Of fused attention, in the order of preference; the compiler takes the first that can compute what is asked."""
 
 
 def compiled_forward(
@@ -58,7 +58,7 @@ def compiled_forward(
     compiled = torch.compile(objective, dynamic=False, options=options)
     try:
         inputs, targets = blank_batch(config.model, config.train.rows, device)
-        with warnings.catch_warnings(), autocast(device, precision), sdpa_kernel(KERNELS, set_priority=True):
+        with warnings.catch_warnings(), autocast(device, precision), _attention_kernels(config.model):
             # PyTorch recommends TF32, which bf16 does not need and fp32 must not use.
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
             # Ctrl-C while the compiler traces the backward pass is no error, but would be reported as one.
@@ -82,6 +82,15 @@ def _reason(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines()]
     reasons = [line for line in lines if line and not line.endswith("raised:")]
     return (reasons or [type(error).__name__])[0][:200]
+
+
+def _attention_kernels(model: ModelConfig) -> AbstractContextManager[None]:
+    """Allow cuDNN's attention, which PyTorch prefers on Hopper, where nothing is wrong with it: see `choose_device`.
+
+    The compiler chooses once. What is not compiled would be slowed down: cuDNN prepares for each new shape.
+    """
+    masks = set(model.layer_attention) != {"full"} or model.position == "alibi"
+    return nullcontext() if masks or model.attention_dropout else sdpa_kernel(KERNELS)
 
 
 def _can_be_recorded(config: Config, device: torch.device) -> bool:

@@ -45,6 +45,37 @@ def test_a_recorded_step_trains_like_the_plain_one(tiny: Config, precision: str)
 
 
 @pytest.mark.parametrize(
+    ("fields", "allowed"),
+    [
+        ({}, True),
+        ({"model__dropout": 0.1}, True),
+        ({"model__attention_dropout": 0.1}, False),
+        ({"model__attention": ["full", "local"], "model__layers": 2}, False),
+        ({"model__position": "alibi"}, False),
+    ],
+)
+def test_what_is_compiled_with_cudnn_s_attention(
+    tiny: Config, fields: dict[str, Any], allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = list[bool]()
+
+    def compiled(objective: Objective, **_options: Any) -> Callable[[Tensor, Tensor], Tensor]:
+        def forward(inputs: Tensor, targets: Tensor) -> Tensor:
+            found.append(torch.backends.cuda.cudnn_sdp_enabled())  # type: ignore[no-untyped-call]
+            result: Tensor = objective(inputs, targets)
+            return result
+
+        return forward
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    state = start(change(without_dropout(tiny), train__compile=True, **fields))
+    assert found == [allowed]
+    take_step(state, 1e-3)
+    assert set(found[1:]) == {False}
+
+
+@pytest.mark.parametrize(
     ("fields", "device", "expected"),
     [
         ({}, "cuda", True),
