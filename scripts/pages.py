@@ -24,12 +24,9 @@ IN_ONE_TABLE = {"recipes", "peers"}
 SHOWN = {
     "recipes": "method tokens word_perplexity bits_per_byte context stride minutes steps parameters",
     "peers": "threads program precision compiled dropout word_perplexity context stride tokens parameters",
-    "sweeps": "overrides word_perplexity spread parameters",
 }
 """The columns of a file's tables; all where it is not listed."""
 ORIGIN = ("benchmark", "machine", "date", "commit")
-NOT_SHOWN = ("train.sample_prompts=", "train.eval_", "train.threads=", "train.max_minutes=null")
-"""Overrides of sweeps that hardly change a result: the record has them."""
 
 
 def pages() -> dict[Path, str]:
@@ -77,8 +74,7 @@ def _section(records: list[Record], shown: Sequence[str] | None) -> list[str]:
     about = [f"{key.replace('_', ' ')} {_cell(value)}" for key, value in values.items()]
     settings = records[0].get("settings", {})
     if "common" in settings:
-        overrides = [change for change in settings["common"] if not change.startswith(NOT_SHOWN)]
-        about.insert(0, f"`{settings['recipe']}` with `{' '.join(overrides)}`")
+        about.insert(0, f"`{settings['recipe']}` with `{' '.join(settings['common'])}`")
     table = markdown_table(columns, ([row.get(key) for key in columns] for row in rows))
     return [*heading, *(["; ".join(about)] if about else []), table]
 

@@ -209,7 +209,7 @@ class Run:
 
     @property
     def score_precision(self) -> str:
-        """The precision of scores: `precision`, or else the training's."""
+        """The precision of scores: `precision`, or else `train.precision` of the run."""
         return choose_precision(self.precision or self.config.train.precision, self.device)
 
     def _config_with(self, section: str, fields: Mapping[str, Any]) -> Config:
@@ -254,7 +254,7 @@ def load(
     - `checkpoint`: `best`, `last` or a step; None: the best undamaged one.
     - `weights`: `ema`, `raw`, or `auto` (EMA weights if the checkpoint has them).
     - `device`: `cpu`, `cuda`, or `auto` (CUDA if available).
-    - `precision`: `fp32`, `bf16`, `fp16` or `auto` (the fastest); None: the training's for scores, and else `auto`.
+    - `precision`: `fp32`, `bf16`, `fp16` or `auto` (the fastest); None: `train.precision` for scores, else `auto`.
 
     Messages go to stderr. Raises LmtrainError if a run does not exist or is damaged, or if several can't be averaged,
     and UsageError for any other value of an argument.

@@ -47,7 +47,7 @@ def evaluate(
         bool, typer.Option("--dynamic", help="Dynamic evaluation: update the weights after scoring each segment.")
     ] = False,
     device: DeviceChoice = "auto",
-    precision: Annotated[Precision | None, typer.Option(help="Arithmetic. [default: that of the run]")] = None,
+    precision: Annotated[Precision | None, typer.Option(help="Arithmetic. [default: train.precision]")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

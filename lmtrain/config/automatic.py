@@ -1,4 +1,4 @@
-"""The recipe for a text of one's own: sizes, regularization and budget that follow from the text and the machine.
+"""The recipe for your own text: sizes, regularization and budget that follow from the text and the machine.
 
 It is used if there is no `--config`. Every field of it can be overridden.
 """

@@ -1,4 +1,4 @@
-"""The commands that the documentation prints are accepted, and those for one's own text are run."""
+"""The commands that the documentation prints are accepted, and those for your own text are run."""
 
 import re
 import shlex
