@@ -1,5 +1,6 @@
 """The README.md of an exported model, made from its run."""
 
+import json
 import math
 from contextlib import suppress
 from pathlib import Path
@@ -102,16 +103,8 @@ def _recipe(config: Config, source: str) -> str:
     """Return the configuration as YAML, without defaults, and with names in place of this machine's paths."""
     named = config.model_copy(update={"data": config.data.model_copy(update={"source": source})})
     values = named.model_dump(exclude_defaults=True, exclude=_NOT_IN_RECIPE)
-    return yaml_values.write(_with_names({name: section for name, section in values.items() if section})).rstrip()
-
-
-def _with_names(value: Any) -> Any:
-    """Return plain values, with the name of each path."""
-    if isinstance(value, dict):
-        return {key: _with_names(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return [_with_names(item) for item in value]
-    return value.name if isinstance(value, Path) else value
+    plain = json.loads(json.dumps(values, default=lambda path: path.name))
+    return yaml_values.write({name: section for name, section in plain.items() if section}).rstrip()
 
 
 def _measured(trained: TrainedWeights) -> str:
