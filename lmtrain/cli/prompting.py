@@ -17,6 +17,8 @@ from lmtrain.system.signals import forget
 
 REMEDY = "lower --batch-size, --samples, --beams or --max-tokens"
 ASK = "prompt> "
+LONGEST = 200
+"""Characters of a list of unknown words."""
 
 
 def complete_prompt(trained: Run, options: Options, prompt: str, as_json_lines: bool, number: int = 0) -> None:
@@ -115,7 +117,8 @@ def _warn(trained: Run, options: Options, prompt: str) -> None:
         unit = "line" if trained.tokenizer.kind == "word" else "document"
         log.warning(f"the prompt is empty: starting at the beginning of a {unit}")
     if unknown := unknown_words(trained.tokenizer, text):
-        log.warning(f"not in the vocabulary: {', '.join(unknown)}")
+        words = ", ".join(unknown)
+        log.warning(f"not in the vocabulary: {words if len(words) <= LONGEST else words[:LONGEST] + ' ...'}")
     if length > context:
         log.warning(f"the prompt has {length:,} tokens and the context {context:,}: only the last {context:,} are read")
 

@@ -43,8 +43,8 @@ class Budget:
         """Return the budget with so many `setup_seconds`. Raises LmtrainError if they are the whole budget."""
         if self.seconds is not None and seconds >= self.seconds:
             raise LmtrainError(
-                f"train.max_minutes={self.seconds / 60:g} is over before the first step: compiling and other "
-                f"preparations took {seconds / 60:.2f} minutes. Raise train.max_minutes, or set train.compile=false"
+                f"train.max_minutes={self.seconds / 60:g} is over before the first step: preparations, such "
+                f"as compiling, took {seconds / 60:.2f} minutes. Raise train.max_minutes"
             )
         return replace(self, setup_seconds=seconds)
 
