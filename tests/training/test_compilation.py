@@ -68,6 +68,7 @@ def test_what_is_compiled_with_cudnn_s_attention(
         return forward
 
     monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr("lmtrain.training.compilation.missing_to_compile", lambda device: None)
     torch.backends.cuda.enable_cudnn_sdp(False)
     state = start(change(without_dropout(tiny), train__compile=True, **fields))
     assert found == [allowed]
