@@ -111,8 +111,6 @@ def _cell(value: Any) -> str:
             return f"{value:.4g}" if abs(value) < 10 else f"{value:,.2f}" if abs(value) < 1000 else f"{value:,.0f}"
         case int():
             return f"{value:,}"
-        case list():
-            return f"`{' '.join(map(str, value))}`" if value else "nothing"
         case _:
             return str(value).replace("|", "\\|")
 

@@ -18,7 +18,7 @@ from lmtrain.system.signals import forget
 REMEDY = "lower --batch-size, --samples, --beams or --max-tokens"
 ASK = "prompt> "
 LONGEST = 200
-"""Characters of a list of unknown words."""
+"""Characters of a list of unknown words that are shown, at most."""
 
 
 def complete_prompt(trained: Run, options: Options, prompt: str, as_json_lines: bool, number: int = 0) -> None:
@@ -118,7 +118,8 @@ def _warn(trained: Run, options: Options, prompt: str) -> None:
         log.warning(f"the prompt is empty: starting at the beginning of a {unit}")
     if unknown := unknown_words(trained.tokenizer, text):
         words = ", ".join(unknown)
-        log.warning(f"not in the vocabulary: {words if len(words) <= LONGEST else words[:LONGEST] + ' ...'}")
+        more = f" ... ({len(unknown):,} words)" if len(words) > LONGEST else ""
+        log.warning(f"not in the vocabulary: {words[:LONGEST]}{more}")
     if length > context:
         log.warning(f"the prompt has {length:,} tokens and the context {context:,}: only the last {context:,} are read")
 

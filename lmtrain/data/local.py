@@ -155,7 +155,7 @@ def _text_lines(path: Path) -> Iterator[str]:
                 if "\0" in line:
                     raise LmtrainError(
                         f"{path} has a NUL byte{_after(number)}, as text in UTF-16 has, and not text in UTF-8: "
-                        f"convert it, for example with iconv -f UTF-16LE -t UTF-8 (or UTF-16BE), {_OR_EXTRACT}"
+                        f"convert it, for example with iconv -t UTF-8 -f UTF-16LE (or UTF-16BE), {_OR_EXTRACT}"
                     )
                 number += 1
                 yield line.removesuffix("\n")

@@ -54,8 +54,8 @@ The logits are log-probabilities. A text ends with `{eos}`{before}.
 
 ## Recipe
 
-The configuration, without the values that are lmtrain's defaults and with names in place of paths, for
-`lmtrain train -c recipe.yaml`:
+The configuration, without the values that are lmtrain's defaults, for `lmtrain train -c recipe.yaml`. It names files
+and runs without their folders.
 
 ```yaml
 {recipe}

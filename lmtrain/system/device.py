@@ -24,8 +24,8 @@ def choose_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise LmtrainError("PyTorch sees no CUDA device: use cpu or auto in place of cuda (train.device or --device)")
     # On Hopper PyTorch prefers cuDNN's attention, which rounds the dropout rate to a multiple of 1/16 (before 2.12;
-    # pytorch/pytorch#174245), and may have gradients of NaN under a mask (as in 2.13; #196678). A compiled training
-    # step that has neither allows it.
+    # pytorch/pytorch#174245), and may have gradients of NaN under a mask (as in 2.13; #196678). The compiled
+    # training step of a model that has neither allows it.
     torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 

@@ -85,7 +85,7 @@ def _reason(error: Exception) -> str:
 
 
 def _attention_kernels(model: ModelConfig) -> AbstractContextManager[None]:
-    """Allow cuDNN's attention, which PyTorch prefers on Hopper, where nothing is wrong with it: see `choose_device`.
+    """Allow cuDNN's attention, which a recent PyTorch prefers on Hopper, where it is correct: see `choose_device`.
 
     The compiler chooses once. What is not compiled would be slowed down: cuDNN prepares for each new shape.
     """

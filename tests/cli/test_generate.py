@@ -146,7 +146,7 @@ def test_plain_prompts_are_read_like_spaced_out_ones(
         assert answer(*arguments) == expected
     assert "not in the vocabulary: (in, 16),, 1,200.8;\n" in answer(plain, "--raw")[1]
     many = answer("xyzzy, " * 99 + "x" * 300, "--raw")[1]
-    assert f"not in the vocabulary: xyzzy,, {'x' * 192} ...\n" in many
+    assert f"not in the vocabulary: xyzzy,, {'x' * 192} ... (2 words)\n" in many
     assert "1 of 1 prompts have words" in answer("--raw", "--prompts", "one.txt")[1]
     shown = lmtrain("generate", plain, "-n", "4", "--greedy").out
     assert shown.startswith(plain)

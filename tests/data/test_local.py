@@ -115,8 +115,8 @@ def test_files_with_names_of_their_own_are_documents_and_shards_are_not(tmp_path
         ("a.txt", b"good line\n" * 10_000 + b"na\xefve\n", r"a\.txt is not UTF-8 text after line 9\d\d\d: convert it"),
         ("a.txt", b"\xff\xfea\0b\0", r"a\.txt is text in UTF-16: convert it, with iconv -f UTF-16 -t UTF-8$"),
         ("a.txt", b"\xfe\xff\0a\0b", r"a\.txt is text in UTF-16: convert it"),
-        ("a.txt", "plain words\n".encode("utf-16-le"), r"a\.txt has a NUL byte, as text in UTF-16 has"),
-        ("a.txt", "plain words\n".encode("utf-16-be"), r"a\.txt has a NUL byte, as text in UTF-16 has"),
+        ("a.txt", "plain words\n".encode("utf-16-le"), r"a\.txt has a NUL byte, as text in UTF-16 has.* -f UTF-16LE"),
+        ("a.txt", "plain words\n".encode("utf-16-be"), r"a\.txt has a NUL byte, as text in UTF-16 has.* UTF-16BE"),
         ("a.tar", b"a.txt" + bytes(600), r"a\.tar has a NUL byte.*, unpack it if it is an archive, or export it as"),
         (
             "a.pdf",
