@@ -40,6 +40,14 @@ FILES = {
 TEXTS = ["", "the cat", "\n", "\n\n the  cat \n\n\n", "  sat on\tthe mat\n", "".join(f"{line}\n" for line in LINES)]
 
 
+def test_new_words_that_are_decoded_by_themselves_have_no_space_before_them(tmp_path: Path) -> None:
+    """As transformers' pipeline does, which then joins them to the prompt."""
+    export(stored_run(tmp_path / "run", TRAINED["word"]), tmp_path / "hf", None, "auto")
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path / "hf")
+    ids = theirs.encode("the cat sat", add_special_tokens=False)
+    assert [theirs.decode(part) for part in (ids, ids[:1], ids[1:])] == ["the cat sat", "the", "cat sat"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_transformers_reads_the_tokenizer(tmp_path: Path, kind: Kind) -> None:
     ours = TRAINED[kind]
