@@ -38,7 +38,8 @@ class Section(BaseModel):
     @classmethod
     def _checked(cls, value: object, read: ValidatorFunctionWrapHandler) -> Any:
         result = read(str(value) if isinstance(value, Path) else value)  # data.source may be a Path in Python
-        if isinstance(value, bool) and not isinstance(result, bool):  # pydantic reads true as 1
+        given = value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(item, bool) for item in given) and not isinstance(result, bool):  # pydantic reads true as 1
             raise ValueError("a number is needed")
         if isinstance(result, int | float) and result > LARGEST:
             raise ValueError("a number may not be larger than 2**40")

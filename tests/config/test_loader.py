@@ -215,6 +215,7 @@ def test_a_leading_zero_is_no_octal_number(text: str, dim: int, tmp_path: Path) 
         ("run.name=1 2", "run.name='1 2'"),
         ("train.lr=nan", "train.lr='nan': should be a finite number$"),
         ("train.patience=true", "train.patience=True: a number is needed"),
+        ("model.output_cutoffs=[true, 5]", r"model.output_cutoffs=\[True, 5\]: a number is needed"),
         ("train.lr=.inf", "train.lr='.inf': should be a valid number"),
         ("train.micro_batch=5", "can't be divided into train.micro_batch=5"),
         ("eval.stride=500", "eval.stride=500 is longer than model.context=128"),
