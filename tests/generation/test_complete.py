@@ -26,7 +26,9 @@ SEARCHES = {
     "greedy": Options(),
     "beams": Options(beams=4, results=3, length_penalty=0.7),
     "sampling": Options(temperature=1.3, top_p=0.9, repetition_penalty=1.2, seed=5),
-    "best of many": Options(temperature=1.0, top_k=20, samples=4, results=2, length_penalty=1.0),
+    "best of many": Options(
+        temperature=1.0, top_k=20, samples=4, results=2, length_penalty=1.0, repetition_penalty=1.5
+    ),
 }
 
 
@@ -204,14 +206,6 @@ CONTRADICTIONS: list[dict[str, Any]] = [
 def test_contradictions_and_numbers_out_of_their_range_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=rf"^{list(options)[-1]}=|^stop strings must|^a stop string has|^beams > 1"):
         Options(**options)
-
-
-def test_the_penalty_of_a_sample_is_that_of_its_own_prompt() -> None:
-    model, prompts = random_model("causal", NUMBERED), ["w1", "w2 w3 w4 w5", "w40 w50"]
-    options = Options(max_tokens=20, temperature=1.0, samples=4, results=4, repetition_penalty=1.5)
-    together = complete(model, NUMBERED, prompts, options)
-    alone = [complete(model, NUMBERED, [prompt], options, first=number)[0] for number, prompt in enumerate(prompts)]
-    assert_same_texts(together, alone)
 
 
 def test_the_penalty_is_for_the_whole_prompt_also_beyond_the_context() -> None:
