@@ -170,12 +170,9 @@ def test_a_mask_is_rejected_where_pairs_have_no_score(make: Make, name: str) -> 
     layer, x, lengths, mask = make(), torch.randn(1, 3, 8), torch.tensor([3]), torch.zeros(3, 3)
     with pytest.raises(ValueError, match=f"{name} attention has no score .* use rotary positions"):
         layer(x, mask=mask)
-    if name == "linformer":
-        with pytest.raises(ValueError, match="5 positions are more than the context of 4"):
-            layer(torch.randn(1, 5, 8))
-        return
-    with pytest.raises(ValueError, match=r"\(3, 3\)"):
-        layer.prefill(x, lengths, mask=mask)
+    if name != "linformer":  # which decodes nothing
+        with pytest.raises(ValueError, match=r"\(3, 3\)"):
+            layer.prefill(x, lengths, mask=mask)
 
 
 def test_queries_and_keys_are_normalized_and_rotated() -> None:
