@@ -109,6 +109,7 @@ def test_a_corpus_full_of_the_special_word_never_makes_it_a_merge() -> None:
     assert bpe.decode(ids) == "<eos> <eos>"
 
 
+@pytest.mark.parametrize("kind", KINDS)
 def test_tokens_are_printable(kind: Kind) -> None:
     trained = TRAINED[kind]
     assert trained.token(trained.eos_id) == "<eos>"
@@ -119,11 +120,13 @@ def test_byte_tokens_are_escaped() -> None:
     assert [TRAINED["byte"].token(byte + 1) for byte in b"a\n\xff "] == ["a", "\\n", "\\xff", " "]
 
 
+@pytest.mark.parametrize("kind", KINDS)
 def test_lone_surrogates_are_rejected(kind: Kind) -> None:
     with pytest.raises(LmtrainError, match="lone surrogate at character 2"):
         TRAINED[kind].encode("ab\ud800")
 
 
+@pytest.mark.parametrize("kind", KINDS)
 def test_decode_rejects_ids_outside_the_vocabulary(kind: Kind) -> None:
     for index in (-1, TRAINED[kind].vocab_size):
         with pytest.raises(ValueError, match="outside"):

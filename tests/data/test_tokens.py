@@ -21,7 +21,7 @@ from lmtrain.data.tokens import TokenStore, find_store, open_store
 from lmtrain.errors import LmtrainError, UnreadableError
 from lmtrain.storage.files import MANIFEST
 from lmtrain.storage.run_folder import TOKENIZER
-from tests.data.helpers import CONFIGS, DOCUMENTS, make_corpus, make_store
+from tests.data.helpers import CONFIGS, DOCUMENTS, KINDS, make_corpus, make_store
 from tests.helpers import flip_bit
 
 FLOOR = {split: {"word_perplexity": 3.0, "nats": 1.0, "tokens": 1} for split in ("train", "valid")}
@@ -47,6 +47,7 @@ def test_other_stores_are_the_text_with_a_token_at_each_document_s_end(kind: Kin
         assert [store.tokenizer.decode(part.tolist()) for part in parts] == ["\n".join([*t, ""]) for t in texts]
 
 
+@pytest.mark.parametrize("kind", KINDS)
 def test_counts_do_not_depend_on_the_tokenizer(kind: Kind, tmp_path: Path) -> None:
     store = make_store(tmp_path, kind)
     assert list(store.splits) == ["train", "valid"]
