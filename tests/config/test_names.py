@@ -72,11 +72,6 @@ def test_an_option_of_another_program_is_answered_with_a_field(
     assert rejected.err.endswith(f"A field is set without dashes, as section.field=value: {answer}\n")
 
 
-def test_a_misspelled_option_is_answered_with_the_option(lmtrain: Lmtrain) -> None:
-    rejected = lmtrain("generate", "x", "--max_tokens", "5")
-    assert (rejected.code, "--max-tokens" in rejected.err, "field" in rejected.err) == (2, True, False)
-
-
 def test_a_field_without_its_section_is_no_source(lmtrain: Lmtrain) -> None:
     for command in ("train", "tokenize", "download"):
         rejected = lmtrain(command, "lr=3e-4")
