@@ -21,7 +21,7 @@ from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
 from lmtrain.system.messages import log, log_level
 from lmtrain.training.monitor import Monitor, RunMonitor, literal, table
-from lmtrain.training.validation import evaluating, show_samples
+from lmtrain.training.validation import POOL_TOKENS, evaluating, show_samples
 from tests.helpers import terminal
 from tests.training.helpers import events, metrics, start
 
@@ -216,7 +216,7 @@ def test_an_object_in_place_of_stderr_gets_plain_lines(
     assert lines == ["step 0/10 (0%)  loss 2.000", "\n"]
 
 
-def test_samples_are_the_same_each_time(tiny: Config, store: TokenStore) -> None:
+def test_samples_and_pooling_weights_are_the_same_each_time(tiny: Config, store: TokenStore) -> None:
     """So that a resumed run shows what an uninterrupted one does."""
     shown: list[str] = []
 
@@ -232,6 +232,9 @@ def test_samples_are_the_same_each_time(tiny: Config, store: TokenStore) -> None
     assert shown[:2] == shown[2:]
     (greedy,) = complete(state.model, store.tokenizer, ["The"], Options(max_tokens=tiny.train.sample_tokens))
     assert not shown[0].endswith(literal(greedy.completions[0].text))
+    ids = store.split("valid").ids[:POOL_TOKENS].tolist()
+    weights = state.model.eval().pool_weights(torch.tensor([ids])).numpy()
+    assert shown[1] == table([store.tokenizer.token(index) for index in ids], weights)
 
 
 def test_flushed_metrics_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
