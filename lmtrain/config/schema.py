@@ -231,7 +231,7 @@ class EvalConfig(Section):
     batch_size: int = Field(32, ge=1)
     """Windows per forward pass; changes speed and rounding only."""
     temperature: float = Field(1.0, gt=0.0, le=100.0)
-    """Divides the logits in `lmtrain eval`; the pointer of `model.copy` is unchanged."""
+    """Divides the log-probabilities in `lmtrain eval`; those of the pointer of `model.copy` are unchanged."""
     cache_weight: Fraction = 0.1
     """`--cache`: weight of the cache in the prediction."""
     cache_theta: float = Field(20.0, ge=0.0)

@@ -59,7 +59,7 @@ def _contexts(ids: np.ndarray, vocab_size: int) -> tuple[np.ndarray, np.ndarray,
 
 
 def _pointwise_information(word: np.ndarray, context: np.ndarray, count: np.ndarray, vocab_size: int) -> Tensor:
-    """max(0, log(p(w, c) / (p(w) p(c)))) as a sparse matrix (V, 2 C)."""
+    """max(0, log(p(w, c) / (p(w) p(c)))) as a sparse matrix (V, 2 C), with p(c) from counts to the power SMOOTHING."""
     columns = 2 * min(CONTEXT_TYPES, vocab_size)
     of_word = np.bincount(word, count, vocab_size)
     of_context = np.bincount(context, count, columns) ** SMOOTHING

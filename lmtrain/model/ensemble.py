@@ -35,8 +35,8 @@ class Ensemble(nn.Module):
     def score(self, tokens: Tensor, targets: Tensor, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
         """Return -log p of each target, in nats, float32, and its hidden vector (..., E), for a cache.
 
-        See `LanguageModel.score`; `temperature` divides the logits of each member. A hidden vector is the members' own,
-        each of length 1, one after the other: the cosine of two is the mean of the members' cosines.
+        See `LanguageModel.score`; `temperature` divides the log-probabilities of each member. A hidden vector is the
+        members' own, each of length 1, one after the other: the cosine of two is the mean of the members' cosines.
         """
         return self.mean_of([member.score(tokens, targets, temperature=temperature) for member in self.members])
 

@@ -112,7 +112,7 @@ class LanguageModel(nn.Module):
         """Return -log p of each target, in nats, float32, and its hidden vector (..., E), the output layer's input.
 
         Tokens (B, T); targets (B, S) if causal, for the last S positions, or (B,) if windowed. `temperature` divides
-        the vocabulary's logits. `loss_chunk` (see `rows_at_once`) applies at a temperature of 1 only.
+        the vocabulary's log-probabilities. `loss_chunk` (see `rows_at_once`) applies at a temperature of 1 only.
         """
         encoded = self._encode(tokens)
         pooled = self._pool(encoded, tokens.shape[1] - targets.shape[1] if self.causal else 0)
@@ -190,7 +190,7 @@ class LanguageModel(nn.Module):
         x = self._input(self._embed(tokens.unsqueeze(-1)), position.unsqueeze(-1), x_before)
         encoded = self.encoder.step(x, state.caches, position, kv_len)
         pooled = self.pool.step(encoded, state.pool)
-        log_probs = self._log_probs(self._project(pooled)).float()
+        log_probs = self._log_probs(self._project(pooled))
         if self.copying is not None and state.pointer_cache is not None:
             cache = state.pointer_cache
             encoded_before = _zero_at_first(_previous(cache.value.squeeze(1), position), position)

@@ -39,9 +39,9 @@ def width_per_head(dim: int, heads: int) -> int:
 class SelfAttention(nn.Module):
     """Multi-head attention of a sequence to itself, for any pattern of positions.
 
-    `qk_norm` gives queries and keys unit mean square per head, with learned gains (Henry et al., 2020). The scores are
-    products of queries and keys times `scale`: by default 1 / sqrt(D), in plain dot-product attention 1 (Luong et al.,
-    2015). Raises ValueError if `dim` can't be divided among the heads.
+    `qk_norm` gives queries and keys unit mean square per head, with learned gains (after Henry et al., 2020, who have
+    one gain in place of `scale`). The scores are products of queries and keys times `scale`: by default 1 / sqrt(D), in
+    plain dot-product attention 1 (Luong et al., 2015). Raises ValueError if `dim` can't be divided among the heads.
     """
 
     def __init__(

@@ -50,10 +50,7 @@ def rotate(x: Tensor, by: Tensor) -> Tensor:
 
 
 def alibi_slopes(heads: int) -> Tensor:
-    """(H,) slopes 2^(-8/H), 2^(-16/H), .. 2^-8 (ALiBi, Press et al., 2022).
-
-    The geometric series is used for every number of heads; the paper interpolates if H is not a power of two.
-    """
+    """(H,) slopes 2^(-8/H), 2^(-16/H), .. 2^-8 (ALiBi, Press et al., 2022)."""
     return 2.0 ** (-8.0 * torch.arange(1, heads + 1) / heads)
 
 

@@ -63,9 +63,9 @@ def orthogonalized(matrices: Tensor, dtype: torch.dtype) -> Tensor:
 class Muon(AdamW):
     """Muon (Jordan et al., 2024) with Nesterov momentum for matrices, and AdamW for all other parameters.
 
-    The update of a matrix is its orthogonalized momentum. Its elements have a root mean square of 0.2 times the
-    learning rate, like AdamW's (Liu et al., 2025), so that both have the same learning rate and decoupled weight decay.
-    Matrices of one shape are batched, in `dtype`.
+    The update of a matrix is its orthogonalized momentum. If that has full rank, its elements have a root mean square
+    of 0.2 times the learning rate, like AdamW's (Liu et al., 2025), so that both have the same learning rate and
+    decoupled weight decay. Matrices of one shape are batched, in `dtype`.
 
     The first of the parameter `groups` has the matrices. `options` are those of AdamW.
     """

@@ -142,6 +142,14 @@ def test_decoding_is_normalized_and_records_no_graph() -> None:
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(2))
 
 
+def test_decoding_in_float64_has_its_precision() -> None:
+    model, text = build(copy=True, output="adaptive", token_shift=True).double(), tokens(2, 9)
+    log_probs, state = model.start(text[:, :5])
+    for t in range(5, 9):
+        torch.testing.assert_close(log_probs, model.predict(text[:, :t])[:, -1], atol=1e-12, rtol=1e-12)
+        log_probs, state = model.step(state, text[:, t])
+
+
 def test_decoding_under_autocast_is_close() -> None:
     model, text = build(dim=32), tokens(2, 30)
     _, exact = model.start(text[:, :5])
