@@ -95,13 +95,13 @@ def train_step(state: TrainState, lr: float, measure: Measure = nullcontext) -> 
             if train.token_noise:
                 inputs = noisy(inputs, ids, train.token_noise)
             inputs, targets = to_device(inputs, state.device), to_device(targets, state.device)
-        with state.gradient_sync(index == micro_batches[-1]):
-            with measure("forward"), autocast(state.device, state.precision):
-                nats = state.forward(inputs, targets)  # -log p of each target: the cross-entropy, not yet reduced
-            with measure("backward"):
-                loss = nats.sum() / targets_per_step(state.config)
-                state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-                total += loss.detach()
+        state.gradient_sync(index == micro_batches[-1])
+        with measure("forward"), autocast(state.device, state.precision):
+            nats = state.forward(inputs, targets)  # -log p of each target: the cross-entropy, not yet reduced
+        with measure("backward"):
+            loss = nats.sum() / targets_per_step(state.config)
+            state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
     with measure("clip"):
         processes.all_reduce(total)
         state.scaler.unscale_(state.optimizer)

@@ -7,7 +7,6 @@ count of targets in the whole batch, so gradients are summed, never averaged.
 import math
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,9 @@ from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 STATE_FRACTION = 0.5
 """Fraction of a device's memory that parameters, gradients and optimizer state may fill before `auto` shards them."""
 
-GradientSync = Callable[[bool], AbstractContextManager[Any]]
-"""Returns the context of a micro-batch's passes. In that of the last micro-batch of a step (argument True)
-gradients are summed over the processes."""
+GradientSync = Callable[[bool], None]
+"""Called before the passes of a micro-batch. After those of the last one of a step (argument True), gradients are
+summed over the processes."""
 
 
 def with_micro_batch(config: Config, processes: ProcessGroup) -> Config:
@@ -127,11 +126,16 @@ def distribute(
                 forward, broadcast_buffers=False, gradient_as_bucket_view=True
             )
         wrapped.register_comm_hook(None, _sum_gradients)
-        return wrapped, lambda is_last: nullcontext() if is_last else wrapped.no_sync()
+
+        def sync_gradients(is_last: bool) -> None:
+            wrapped.require_backward_grad_sync = is_last  # as `wrapped.no_sync()` does for a block
+
+        return wrapped, sync_gradients
     if strategy == "fsdp":
         _shard(model, device, precision, processes)
-        return forward, lambda is_last: _sync_only_if(model, is_last)
-    return forward, lambda _is_last: nullcontext()
+        sharded: Any = model  # `fully_shard` added this method
+        return forward, sharded.set_requires_gradient_sync
+    return forward, lambda _is_last: None
 
 
 def _sum_gradients(
@@ -165,10 +169,3 @@ def _shard(model: LanguageModel, device: torch.device, precision: str, processes
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-
-
-def _sync_only_if(model: LanguageModel, is_last: bool) -> AbstractContextManager[None]:
-    """Let a sharded model sum gradients over the processes only in the last micro-batch."""
-    sharded: Any = model  # `fully_shard` added this method
-    sharded.set_requires_gradient_sync(is_last)
-    return nullcontext()
