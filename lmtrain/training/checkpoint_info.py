@@ -23,7 +23,6 @@ class Counters:
     """The step of the last evaluation."""
     best: Finite | None = None
     """Nats per token of the best evaluation."""
-    best_step: Count = 0
     stale: Count = 0
     """Evaluations in a row without a new best."""
 

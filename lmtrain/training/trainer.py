@@ -27,6 +27,7 @@ class Outcome:
     score: Score | None
     """The score of the best checkpoint on the whole validation split; None if interrupted."""
     best_step: int
+    """The step of that checkpoint; 0 if interrupted."""
 
 
 def out_of_patience(config: Config, counters: Counters) -> bool:
@@ -133,7 +134,7 @@ class Trainer:
             self._save(None)
         self.saver.wait()
         self.monitor.state("interrupted", step=step, signal=signal)
-        return Outcome("interrupted", step, self.clock.seconds / 60, None, self.state.counters.best_step)
+        return Outcome("interrupted", step, self.clock.seconds / 60, None, best_step=0)
 
     def _step_seconds(self) -> float:
         """Return the seconds since the trainer was made, without evaluations."""

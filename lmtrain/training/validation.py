@@ -64,7 +64,7 @@ def evaluate_step(state: TrainState, monitor: Monitor, stop: StopSignal) -> floa
             show_samples(state, monitor)
     counters.evaluated = counters.step
     if counters.best is None or score.loss < counters.best:
-        counters.best, counters.best_step, counters.stale = score.loss, counters.step, 0
+        counters.best, counters.stale = score.loss, 0
     else:
         counters.stale += 1
     metrics = {"loss": score.loss, "word_perplexity": score.word_perplexity}

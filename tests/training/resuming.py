@@ -136,7 +136,7 @@ def refer(config: Config, run_dir: Path, count: int) -> Reference:
     """Train without an interruption, and save after every step."""
     state = begin(config)
     counters = state.counters
-    counters.evaluated, counters.best, counters.best_step, counters.stale = 2, 4.5, 1, 1  # as after some evaluations
+    counters.evaluated, counters.best, counters.stale = 2, 4.5, 1  # as after some evaluations
     reference = Reference(config, [], [])
     for _ in range(count):
         reference.steps += take_steps(state, 1)
