@@ -108,7 +108,8 @@ def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str) ->
     if whole["words"] < _FEW:
         raise LmtrainError(
             f"{source} has no valid split, and its {whole['words']} words (between white space) are too few to "
-            f"cut one off: give {_FEW} words or more, or a folder with train.txt and valid.txt"
+            f"cut one off: give {_FEW} words or more (lines, if it has no spaces), or a folder with train.txt and "
+            "valid.txt"
         )
     if len(starts) >= _FEW and share * len(starts) >= 1:
         unit, bounds = "documents", starts[_whole_units(ends, len(starts))].tolist()
