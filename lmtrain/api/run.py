@@ -204,7 +204,7 @@ class Run:
                 advance=bar.update,
             )
         if dynamic and not math.isfinite(score.nats):
-            raise LmtrainError("dynamic evaluation diverged: lower eval.dynamic_lr")
+            raise LmtrainError("dynamic evaluation diverged: lower eval.dynamic_rate")
         return score
 
     @property

@@ -12,31 +12,27 @@ REMOVED: dict[str, tuple[object, str]] = {
     "train.eval_epochs": (None, "use train.eval_steps, or neither: evaluations are then spread over the budget"),
     "train.scheduled_sampling": (0.0, "it made perplexity worse; lmtrain.nn.seq2seq has it for sequence to sequence"),
     "eval.dynamic_decay": (0.0, "zero was best for every model that was measured"),
+    "eval.dynamic_lr": (1e-4, "use eval.dynamic_rate, which is relative to the size of the weights"),
+    "eval.dynamic_embedding": (0.1, "eval.dynamic_rate is relative to the size of the weights, those of words too"),
     "eval.dynamic_rule": ("rms", "steps that it does not scale made the model that was measured worse"),
     "train.spike_sigmas": (None, "a step whose gradient is not finite is left out without it"),
 }
 """Fields that were removed: the default value, and why, or what replaces the field."""
-
-ONCE_NULL = ("eval.dynamic_lr", "eval.dynamic_embedding")
-"""Fields that may be null, which means the default."""
 
 OPEN_BPE_SIZE = 16_384
 """The size of a bpe vocabulary that earlier versions left open."""
 
 
 def upgrade(values: dict[str, Any], *, stored: bool) -> None:
-    """Delete from `values` the removed fields that are at their default, and null where it means the default.
+    """Delete from `values` the removed fields that are at their default.
 
     In a `stored` configuration a removed field may have any value, and the size of a bpe vocabulary is written out.
     A removed field that is left is rejected with the reason.
     """
-    without_effect = {key: default for key, (default, _) in REMOVED.items()} | dict.fromkeys(ONCE_NULL)
-    for key, default in without_effect.items():
+    for key, (default, _) in REMOVED.items():
         section, _, field = key.partition(".")
         fields = values.get(section)
-        if not isinstance(fields, dict) or field not in fields:
-            continue
-        if fields[field] == default or (stored and key in REMOVED):
+        if isinstance(fields, dict) and field in fields and (stored or fields[field] == default):
             del fields[field]
     tokenizer = values.get("tokenizer")
     if (

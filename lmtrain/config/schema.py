@@ -238,10 +238,8 @@ class EvalConfig(Section):
     """`--cache`: multiplies the cosine similarity of two states, before the softmax over earlier ones."""
     cache_window: int = Field(8_000, ge=1)
     """`--cache`: number of tokens in the cache."""
-    dynamic_lr: float = Field(1e-4, ge=0.0)
-    """`--dynamic`: base learning rate, to which the rate of each weight is proportional."""
-    dynamic_embedding: float = Field(0.1, ge=0.0)
-    """`--dynamic`: factor of that rate for the embedding and the output layer."""
+    dynamic_rate: float = Field(5e-4, ge=0.0)
+    """`--dynamic`: learning rate, relative to the size of a parameter's weights."""
 
 
 class Config(Section):

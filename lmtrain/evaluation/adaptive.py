@@ -33,9 +33,6 @@ RMS_TOKENS = 200_000
 TOKENS_PER_GRADIENT = 1_024
 """How many tokens `gradient_rms` is measured on, and how many a batch has."""
 
-EPS = 1.0
-"""Added to the RMS of a weight's gradient, in units of the mean RMS: with less, the rows of rare words diverge."""
-
 Scored = tuple[Tensor, Tensor]
 """Nats of the targets (B, S) or (B,), and the states that predicted them, (B, S, E) or (B, E)."""
 Scorer = Callable[[Tensor, Tensor], Scored]
@@ -136,14 +133,15 @@ def dynamic_scorer(
     """Return a scorer for dynamic evaluation: a copy of each member takes a gradient step after each call, on the
     segment it has scored. One model is an ensemble of one.
 
-    The step is w <- w - lr g / (RMS + eps) (after Krause et al., 2018), where g is the gradient of the member's own
-    mean loss of the segment. RMS is its `gradient_rms`, that of one token's gradient, divided by the square root of
-    `segment`, the number of tokens; eps is EPS times the mean RMS over all parameters. For the word embeddings
-    (embedding and output layer), lr is multiplied by `dynamic_embedding`.
+    The step is w <- w - `dynamic_rate` |w| g / (RMS + eps) (after Krause et al., 2018), where g is the gradient of the
+    member's own mean loss of the segment. RMS is that of such a gradient: `gradient_rms`, that of one token's gradient,
+    divided by the square root of `segment`, the number of tokens. For each parameter, |w| is the root mean square of
+    its weights, as in LARS (You et al., 2017), and eps its mean RMS: with less, the rows of rare words diverge.
     """
     ensemble = Ensemble([copy.deepcopy(member) for member in trained])
+    scale = settings.dynamic_rate * math.sqrt(segment)
     rates = [
-        _rates(member, settings, [value / math.sqrt(segment) for value in own])
+        [scale * _rate(weight.detach(), value) for weight, value in zip(member.parameters(), own, strict=True)]
         for member, own in zip(trained, rms, strict=True)
     ]
 
@@ -170,12 +168,10 @@ def _recorded(step: Callable[..., tuple[Tensor, ...]], models: Sequence[Language
     return Replayed(step) if on_cuda and all(model.adaptive is None for model in models) else step
 
 
-def _rates(model: LanguageModel, settings: EvalConfig, rms: list[Tensor]) -> list[Tensor]:
-    """The learning rate of every element of each parameter, given the RMS of its gradients over a segment."""
-    mean = math.fsum(float(value.double().sum()) for value in rms) / sum(value.numel() for value in rms)
-    embeddings = {id(model.embedding.weight), id(model.output.weight)}
-    factors = [settings.dynamic_embedding if id(weight) in embeddings else 1.0 for weight in model.parameters()]
-    return [settings.dynamic_lr * factor / (value + EPS * mean) for factor, value in zip(factors, rms, strict=True)]
+def _rate(weight: Tensor, rms: Tensor) -> Tensor:
+    """|w| / (RMS + eps) for every element of a parameter; zero for a parameter that the loss does not depend on."""
+    eps = rms.mean()
+    return torch.where(eps > 0, weight.square().mean().sqrt() / (rms + eps), 0.0)
 
 
 def settings_used(settings: EvalConfig, *, dynamic: bool, cache: bool) -> dict[str, float]:

@@ -183,8 +183,8 @@ def test_an_evaluation_is_that_of_the_command(lmtrain: Lmtrain, workdir: Path, m
     monkeypatch.setattr("lmtrain.api.run.build_predictor", None)  # the model exists
     assert run.evaluate(data_dir=moved, limit=50, dynamic=True).tokens == 50
     assert not (workdir / "data").exists()
-    with pytest.raises(LmtrainError, match=r"dynamic evaluation diverged: lower eval\.dynamic_lr"):
-        run.evaluate(data_dir=moved, limit=50, dynamic=True, dynamic_lr=1e12)
+    with pytest.raises(LmtrainError, match=r"dynamic evaluation diverged: lower eval\.dynamic_rate"):
+        run.evaluate(data_dir=moved, limit=50, dynamic=True, dynamic_rate=1e12)
     with pytest.raises(LmtrainError, match="has no dev split"):
         run.evaluate("dev", data_dir=moved)
     rejected: list[tuple[dict[str, Any], str]] = [

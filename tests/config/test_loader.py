@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from lmtrain.config import loader as config
-from lmtrain.config.earlier import ONCE_NULL, REMOVED
+from lmtrain.config.earlier import REMOVED
 from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.storage.run_folder import run_config
@@ -120,11 +120,17 @@ def test_a_removed_field_loads_at_its_default_and_in_a_stored_run_with_any_value
         assert run_config(tmp_path) == loaded
 
 
-def test_rates_that_an_earlier_version_left_to_the_program_are_the_defaults() -> None:
-    sections = {"eval": {key.removeprefix("eval."): None for key in ONCE_NULL}}
-    assert config.load(sections, [], {}) == config.load(None, [], {})
-    assert config.load(sections, ["eval.dynamic_lr=0.5"], {}).eval.dynamic_lr == 0.5
-    assert sections == {"eval": {key.removeprefix("eval."): None for key in ONCE_NULL}}, "the caller's own"
+def test_a_rate_of_another_unit_is_not_used(tmp_path: Path) -> None:
+    """A null stood for the default once."""
+    for rate in ("0.003", "null"):
+        (tmp_path / "config.yaml").write_text(f"eval:\n  dynamic_lr: {rate}\n")
+        assert config.load(tmp_path / "config.yaml", environment={}, stored=True) == config.load(None, [], {})
+
+
+def test_the_sections_of_the_caller_remain_as_they_were() -> None:
+    sections = {"eval": {"dynamic_lr": 1e-4}}
+    assert config.load(sections, ["eval.stride=7"], {}).eval.stride == 7
+    assert sections == {"eval": {"dynamic_lr": 1e-4}}
 
 
 def test_sections_from_python_may_hold_paths() -> None:
@@ -339,8 +345,3 @@ def test_only_a_stored_configuration_has_its_open_vocabulary_size_written_out() 
 def test_a_field_of_what_is_no_section_is_named() -> None:
     with pytest.raises(UsageError, match=r"^override model\.dim: model is not a section$"):
         config.load({"model": 5}, ["model.dim=3"], {})  # type: ignore[dict-item]
-
-
-def test_a_stored_rate_is_kept(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("eval:\n  dynamic_lr: 0.003\n")
-    assert config.load(tmp_path / "config.yaml", environment={}, stored=True).eval.dynamic_lr == 0.003

@@ -19,7 +19,6 @@ from lmtrain.config.schema import EvalConfig, ModelConfig
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.evaluation import adaptive
 from lmtrain.evaluation.adaptive import (
-    EPS,
     Cached,
     Scored,
     Scorer,
@@ -80,8 +79,7 @@ def forward_of(model: LanguageModel, mode: str) -> Forward:
         cache_weight=0.4,
         cache_theta=5.0,
         cache_window=20,
-        dynamic_lr=0.05,
-        dynamic_embedding=0.5,
+        dynamic_rate=0.2,
     )
     return adapt(model, settings, dynamic="dynamic" in mode, cache="cache" in mode)
 
@@ -218,21 +216,25 @@ def test_dynamic_evaluation_equals_a_plain_loop(tied: bool) -> None:
     segment_rms = {
         name: value / math.sqrt(SEGMENT) for (name, _), value in zip(model.named_parameters(), rms, strict=True)
     }
-    mean = torch.cat([value.flatten() for value in segment_rms.values()]).mean()
-
-    def factor(name: str) -> float:
-        """The word embeddings learn five times as fast."""
-        return 5.0 if name in ("embedding.weight", "output.weight") else 1.0
+    sizes = {name: float((weight**2).detach().mean() ** 0.5) for name, weight in model.named_parameters()}
 
     def update(name: str, weight: Tensor, gradient: Tensor) -> Tensor:
-        return weight - factor(name) * 0.02 * gradient / (segment_rms[name] + EPS * mean)
+        return weight - 0.1 * sizes[name] * gradient / (segment_rms[name] + segment_rms[name].mean())
 
     plain = scores(model, IDS).detach()
-    dynamic = adapt(model, EvalConfig(dynamic_lr=0.02, dynamic_embedding=5.0), dynamic=True)
+    dynamic = adapt(model, EvalConfig(dynamic_rate=0.1), dynamic=True)
     found = scores(dynamic, IDS)
     assert_close(found, naive_dynamic(model, update))
     assert torch.equal(found[:SEGMENT], plain[:SEGMENT])
     assert (found - plain).abs().max() > 0.05
+
+
+def test_a_parameter_without_an_effect_remains_as_it_is() -> None:
+    """The RMS of its gradients is zero."""
+    model, settings = tiny_model(), EvalConfig(dynamic_rate=0.1)
+    expected = scores(adapt(model, settings, dynamic=True), IDS)
+    model.register_parameter("unused", torch.nn.Parameter(torch.ones(3)))
+    assert torch.equal(scores(adapt(model, settings, dynamic=True), IDS), expected)
 
 
 def test_the_gradients_rms_is_that_of_batches_times_the_root_of_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +315,7 @@ def test_the_copies_are_freed_with_the_scorer(monkeypatch: pytest.MonkeyPatch) -
 
 def test_each_member_of_an_ensemble_learns_by_itself() -> None:
     members = [tiny_model(tied=tied) for tied in (True, False)]
-    settings = EvalConfig(temperature=1.3, dynamic_lr=0.05, dynamic_embedding=0.5)
+    settings = EvalConfig(temperature=1.3, dynamic_rate=0.2)
     own = [scores(adapt(member, settings, dynamic=True), IDS) for member in members]
     mean = math.log(2) - torch.stack([-nats for nats in own]).logsumexp(0)
     assert (own[0] - own[1]).abs().max() > 0.05
@@ -342,7 +344,7 @@ def test_recorded_steps_equal_plain_ones(dtype: torch.dtype, monkeypatch: pytest
     streams = [torch.randint(1, VOCABULARY, (1, length + 1), device="cuda") for length in lengths]
 
     def results() -> list[Tensor]:
-        score = dynamic_of(Ensemble(members), EvalConfig(temperature=1.3, dynamic_lr=0.05))
+        score = dynamic_of(Ensemble(members), EvalConfig(temperature=1.3, dynamic_rate=0.2))
         with autocast(torch.device("cuda"), "bf16" if dtype == torch.float32 else "fp32"):
             found = [score(stream[:, :-1], stream[:, -SEGMENT:]) for stream in streams]
         return [part.double() for parts in found for part in parts]
@@ -360,7 +362,7 @@ def test_without_a_cache_s_share_or_a_learning_rate_scores_are_plain() -> None:
     model = tiny_model()
     plain = scores(model, IDS)
     assert torch.equal(scores(adapt(model, EvalConfig(cache_weight=0.0), cache=True), IDS), plain)
-    assert torch.equal(scores(adapt(model, EvalConfig(dynamic_lr=0.0), dynamic=True), IDS), plain)
+    assert torch.equal(scores(adapt(model, EvalConfig(dynamic_rate=0.0), dynamic=True), IDS), plain)
     assert torch.equal(mix(plain, torch.full_like(plain, -math.inf), 0.0), plain)
 
 
@@ -389,7 +391,7 @@ def test_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
     part = ["eval", "--json", "--limit", "96", "eval.stride=8"]
     plain = lmtrain(*part).json
     assert plain["temperature"] == 1.0
-    assert not {"cache_weight", "dynamic_lr"} & plain.keys()
+    assert not {"cache_weight", "dynamic_rate"} & plain.keys()
     results = [plain["nats"]]
     for options in (["eval.temperature=1.1"], ["--cache"], ["--dynamic"], [*ADAPTIVE, "eval.cache_theta=9"], ADAPTIVE):
         found = lmtrain(*part, *options).json
@@ -397,12 +399,12 @@ def test_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
         assert found["word_perplexity"] > floor["word_perplexity"]
         results.append(found["nats"])
     assert len(set(results)) == len(results)
-    assert (found["dynamic_lr"], found["dynamic_embedding"]) == (1e-4, 0.1)
+    assert found["dynamic_rate"] == 5e-4
     assert (found["temperature"], found["cache_weight"]) == (1.1, 0.1)
     assert lmtrain(*part, *ADAPTIVE).json == found
-    text = lmtrain("eval", *ADAPTIVE, "eval.dynamic_lr=2e-4", "--limit", "20", "eval.stride=2").out
+    text = lmtrain("eval", *ADAPTIVE, "eval.dynamic_rate=2e-4", "--limit", "20", "eval.stride=2").out
     assert "stride 2, temperature 1.1, cache weight 0.1" in text
-    assert "dynamic lr 0.0002, dynamic embedding 0.1" in text
+    assert "dynamic rate 0.0002" in text
     assert contents(workdir / "runs") == before
 
 
@@ -436,5 +438,5 @@ def test_dynamic_evaluation_needs_the_range_of_gradients() -> None:
 def test_only_the_settings_of_the_methods_in_use_are_reported() -> None:
     cache = {"temperature", "cache_theta", "cache_weight", "cache_window"}
     assert settings_used(EvalConfig(), dynamic=False, cache=True).keys() == cache
-    dynamic = {"temperature", "dynamic_lr", "dynamic_embedding"}
+    dynamic = {"temperature", "dynamic_rate"}
     assert settings_used(EvalConfig(), dynamic=True, cache=False).keys() == dynamic
