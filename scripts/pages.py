@@ -89,7 +89,8 @@ def _rows(entry: Record) -> Iterable[Row]:
 def _origin(entry: Record) -> Row:
     machine = entry["machine"]
     cores = f"{machine['cores']} core{'s' * (machine['cores'] > 1)}"
-    name = f"{machine['processor']}, {cores}" if machine["device"] == "cpu" else machine["device"]
+    processor = machine["processor"].replace("(R)", "").removesuffix(" Processor")
+    name = f"{processor}, {cores}" if machine["device"] == "cpu" else machine["device"]
     commit = entry["commit"][:7] + "+changes" * entry["commit"].endswith("+changes")
     return {"machine": f"{name}, torch {machine['torch']}", "date": entry["date"], "commit": commit}
 
