@@ -22,7 +22,7 @@ from lmtrain.config.fields import fields
 GENERATED = re.compile(r"(<!-- Generated from (\S+) [^\n]*\n).*?(?=\n## |\Z)", re.DOTALL)
 IN_ONE_TABLE = {"recipes", "peers"}
 SHOWN = {
-    "recipes": "method tokens word_perplexity bits_per_byte context stride minutes steps parameters",
+    "recipes": "method tokens word_perplexity context stride minutes steps parameters",
     "peers": "threads program precision compiled dropout word_perplexity context stride tokens parameters",
 }
 """The columns of a file's tables; all where it is not listed."""
