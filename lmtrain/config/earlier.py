@@ -13,7 +13,7 @@ REMOVED: dict[str, tuple[object, str]] = {
     "train.scheduled_sampling": (0.0, "it made perplexity worse; lmtrain.nn.seq2seq has it for sequence to sequence"),
     "eval.dynamic_decay": (0.0, "zero was best for every model that was measured"),
     "eval.dynamic_lr": (1e-4, "use eval.dynamic_rate, which is relative to the size of the weights"),
-    "eval.dynamic_embedding": (0.1, "eval.dynamic_rate is relative to the size of the weights, those of words too"),
+    "eval.dynamic_embedding": (0.1, "eval.dynamic_rate is enough: it is relative to the size of the weights"),
     "eval.dynamic_rule": ("rms", "steps that it does not scale made the model that was measured worse"),
     "train.spike_sigmas": (None, "a step whose gradient is not finite is left out without it"),
 }

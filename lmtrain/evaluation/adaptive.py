@@ -136,7 +136,7 @@ def dynamic_scorer(
     The step is w <- w - `dynamic_rate` |w| g / (RMS + eps) (after Krause et al., 2018), where g is the gradient of the
     member's own mean loss of the segment. RMS is that of such a gradient: `gradient_rms`, that of one token's gradient,
     divided by the square root of `segment`, the number of tokens. For each parameter, |w| is the root mean square of
-    its weights, as in LARS (You et al., 2017), and eps its mean RMS: with less, the rows of rare words diverge.
+    its trained weights, as in LARS (You et al., 2017), and eps its mean RMS, which bounds the rates of rare words.
     """
     ensemble = Ensemble([copy.deepcopy(member) for member in trained])
     scale = settings.dynamic_rate * math.sqrt(segment)
@@ -171,7 +171,7 @@ def _recorded(step: Callable[..., tuple[Tensor, ...]], models: Sequence[Language
 def _rate(weight: Tensor, rms: Tensor) -> Tensor:
     """|w| / (RMS + eps) for every element of a parameter; zero for a parameter that the loss does not depend on."""
     eps = rms.mean()
-    return torch.where(eps > 0, weight.square().mean().sqrt() / (rms + eps), 0.0)
+    return torch.where(eps == 0, 0.0, weight.square().mean().sqrt() / (rms + eps))
 
 
 def settings_used(settings: EvalConfig, *, dynamic: bool, cache: bool) -> dict[str, float]:

@@ -103,7 +103,7 @@ def assert_close(found: Tensor, wanted: Tensor) -> None:
 
 @pytest.mark.parametrize(("copying", "output"), [(False, "softmax"), (True, "softmax"), (False, "adaptive")])
 @torch.no_grad()
-def test_temperature_divides_the_vocabulary_s_logits_and_not_the_pointer_s(copying: bool, output: str) -> None:
+def test_temperature_divides_log_probabilities_but_not_the_pointer_s(copying: bool, output: str) -> None:
     model = tiny_model(copying=copying, output=output)
     tokens = torch.from_numpy(IDS[:CONTEXT]).unsqueeze(0)
     without_pointer = model._log_probs(model.score(tokens, tokens)[1])[0].double()
@@ -229,12 +229,10 @@ def test_dynamic_evaluation_equals_a_plain_loop(tied: bool) -> None:
     assert (found - plain).abs().max() > 0.05
 
 
-def test_a_parameter_without_an_effect_remains_as_it_is() -> None:
-    """The RMS of its gradients is zero."""
-    model, settings = tiny_model(), EvalConfig(dynamic_rate=0.1)
-    expected = scores(adapt(model, settings, dynamic=True), IDS)
-    model.register_parameter("unused", torch.nn.Parameter(torch.ones(3)))
-    assert torch.equal(scores(adapt(model, settings, dynamic=True), IDS), expected)
+def test_a_parameter_whose_gradients_are_zero_has_a_rate_of_zero() -> None:
+    """Such as the queries of a model whose context is one token."""
+    assert torch.equal(adaptive._rate(torch.ones(3), torch.zeros(3)), torch.zeros(3))
+    assert adaptive._rate(torch.ones(3), torch.full((3,), torch.nan)).isnan().all()
 
 
 def test_the_gradients_rms_is_that_of_batches_times_the_root_of_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
