@@ -5,7 +5,7 @@
 Shapes: B rows, T columns, V word types.
 """
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +80,12 @@ class LmtrainForCausalLM(PreTrainedModel, GenerationMixin):
     def get_input_embeddings(self) -> nn.Module:
         """Return the embedding."""
         return self.model.embedding
+
+    def resize_token_embeddings(self, *_arguments: Any, **_options: Any) -> NoReturn:
+        """Raise NotImplementedError before anything changes: transformers would fail with the embedding resized."""
+        raise NotImplementedError(
+            "a model of lmtrain has a vocabulary of a fixed size: train one with another tokenizer"
+        )
 
     @can_return_tuple
     def forward(

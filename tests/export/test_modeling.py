@@ -188,8 +188,9 @@ def test_what_can_not_be_computed_is_rejected(tmp_path: Path) -> None:
         theirs.generate(tokens, attention_mask=mask, max_new_tokens=2)
     with pytest.raises(ValueError, match=r"model\.mode=windowed"):
         LmtrainForCausalLM(LmtrainConfig(model={"mode": "windowed"}))
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError, match="vocabulary of a fixed size"):
         theirs.resize_token_embeddings(WORDS.vocab_size + 1)
+    assert theirs.get_input_embeddings().num_embeddings == theirs.config.vocab_size == WORDS.vocab_size
 
 
 def test_the_card_says_how_to_load_a_model_and_to_generate(
