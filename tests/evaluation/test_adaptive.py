@@ -342,7 +342,7 @@ def test_recorded_steps_equal_plain_ones(dtype: torch.dtype, monkeypatch: pytest
     streams = [torch.randint(1, VOCABULARY, (1, length + 1), device="cuda") for length in lengths]
 
     def results() -> list[Tensor]:
-        score = dynamic_of(Ensemble(members), EvalConfig(temperature=1.3, dynamic_rate=0.2))
+        score = dynamic_of(Ensemble(members), EvalConfig(temperature=1.3, dynamic_rate=0.02))
         with autocast(torch.device("cuda"), "bf16" if dtype == torch.float32 else "fp32"):
             found = [score(stream[:, :-1], stream[:, -SEGMENT:]) for stream in streams]
         return [part.double() for parts in found for part in parts]
