@@ -11,11 +11,10 @@ import os
 import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from io import TextIOWrapper
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from lmtrain.data.compressed import COMPRESSED, DAMAGE, open_bytes
 from lmtrain.errors import LmtrainError
 
 SPLIT_NAMES = {
@@ -41,6 +40,9 @@ LONGEST_LINE = 256 << 20
 
 SHARD = re.compile(r"-(\d+)-of-(\d+)$")
 """The end of the name of one of several files that are one text, without its endings."""
+
+COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+"""The names that pyarrow has for the compression of files with these endings."""
 
 _ROWS = 32
 """Rows of a parquet file that are decoded at once: each may be long, and stored once for many of them."""
@@ -143,10 +145,21 @@ def _check_column(place: str, text_column: str, columns: Collection[str]) -> Non
         )
 
 
+def _open(path: Path) -> IO[bytes]:
+    """Open a file to read its uncompressed content from beginning to end."""
+    compression = COMPRESSED.get(path.suffix.lower())
+    if compression is None:
+        return path.open("rb", buffering=1 << 20)
+    import pyarrow
+
+    stream: Any = pyarrow.CompressedInputStream(pyarrow.OSFile(os.fsencode(path)), compression)
+    return BufferedReader(stream, 1 << 20)
+
+
 def _text_lines(path: Path) -> Iterator[str]:
     number = 0
     try:
-        with TextIOWrapper(open_bytes(path), encoding="utf-8-sig") as file:
+        with TextIOWrapper(_open(path), encoding="utf-8-sig") as file:
             while line := file.readline(LONGEST_LINE + 1):
                 if len(line) > LONGEST_LINE:
                     raise LmtrainError(
@@ -154,8 +167,8 @@ def _text_lines(path: Path) -> Iterator[str]:
                     )
                 if "\0" in line:
                     raise LmtrainError(
-                        f"{path} has a NUL byte{_after(number)}, as text in UTF-16 has, and not text in UTF-8: "
-                        f"convert it, for example with iconv -t UTF-8 -f UTF-16LE (or UTF-16BE), {_OR_EXTRACT}"
+                        f"{path} has a NUL byte{_after(number)}: remove it, for example with tr -d '\\0', convert the "
+                        f"file if it is in UTF-16, with iconv -t UTF-8 -f UTF-16LE (or UTF-16BE), {_OR_EXTRACT}"
                     )
                 number += 1
                 yield line.removesuffix("\n")
@@ -165,7 +178,7 @@ def _text_lines(path: Path) -> Iterator[str]:
         raise LmtrainError(
             f"{path} is not UTF-8 text{_after(number)}: convert it, for example with iconv, {_OR_EXTRACT}"
         ) from None
-    except DAMAGE as error:
+    except OSError as error:
         reason = getattr(error, "strerror", None) or error
         raise LmtrainError(
             f"{path} can't be read{_after(number)} ({reason}): make it readable, or copy it again if it is damaged"
@@ -229,7 +242,7 @@ def _parquet_rows(path: Path, text_column: str) -> Iterator[str]:
         with pyarrow.OSFile(os.fsencode(path)) as source, ParquetFile(source) as file:
             _check_column(str(path), text_column, file.schema_arrow.names)
             yield from column_rows(file.iter_batches(_ROWS, columns=[text_column]), text_column, str(path))
-    except (pyarrow.ArrowException, *DAMAGE, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise LmtrainError(f"{path} can't be read as parquet ({reason}): make or copy it again") from error
 

@@ -23,7 +23,7 @@ def find_splits(folder: Path) -> dict[str, list[Path]]:
 
     - A file belongs to a split if it has the name of one, up to endings and a number (`train.txt`, `DEV.jsonl`,
       `train-00000-of-00002.parquet`), or if names differ in the split only (`wiki.train.tokens`, `wiki.valid.tokens`).
-    - So does every file below a subfolder with such a name (`train/1/a.jsonl.xz`).
+    - So does every file below a subfolder with such a name (`train/1/a.jsonl.gz`).
     - If no file or subfolder is named after a split, all files, also in subfolders, are training text, in the order of
       their paths; `strangers-on-a-train.txt` is a book.
     - Hidden names, and folders that lmtrain wrote, are skipped.

@@ -54,7 +54,7 @@ def found(folder: Path) -> tuple[dict[str, str], list[str]]:
             "b-train-1-of-2.txt b-train-0-of-2.txt b-test.txt",
             {"train": "b-train-0-of-2.txt b-train-1-of-2.txt", "test": "b-test.txt"},
         ),
-        ("a.md B.TXT c.jsonl.XZ", {"train": "B.TXT a.md c.jsonl.XZ"}),
+        ("a.md B.TXT c.jsonl.GZ", {"train": "B.TXT a.md c.jsonl.GZ"}),
         (
             "train/b.txt train/a/c.txt.gz train/a/d.csv dev/x.txt",
             {"train": "train/a/c.txt.gz train/a/d.csv train/b.txt", "valid": "dev/x.txt"},
