@@ -125,7 +125,7 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, last: Check
         is_budget = changed.keys() <= SCHEDULE_FIELDS | {"train.max_minutes"}
         raise LmtrainError(
             f"{run_dir} was started with another configuration ({fields}): "
-            f"give the old values, or train another run with run.name={run_dir.name}-2, without --resume"
+            f"give the old values, or train another run with run.name={run_dir.name}-2"
             f"{f'; train.init_from={run_dir} starts it from the weights of this one' if is_budget else ''}"
         )
     check_model(last, config.model)
@@ -135,7 +135,7 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, last: Check
     ):
         if then not in (None, now):
             raise LmtrainError(
-                f"the {what} is not the one that {run_dir} was trained on: choose another run.name, without --resume; "
+                f"the {what} is not the one that {run_dir} was trained on: choose another run.name; "
                 f"train.init_from={run_dir} starts it from the weights of this one"
             )
 

@@ -59,7 +59,7 @@ def test_a_changed_field_of_the_identity_is_rejected_by_name(tiny: Config, store
         difference = f"({field}: {flat(tiny)[field]} -> {flat(changed)[field]})"
         expected = (
             f"{tmp_path} was started with another configuration {difference}: "
-            f"give the old values, or train another run with run.name={tmp_path.name}-2, without --resume"
+            f"give the old values, or train another run with run.name={tmp_path.name}-2"
         )
         if field in ("train.steps", "train.max_minutes"):
             expected += f"; train.init_from={tmp_path} starts it from the weights of this one"
