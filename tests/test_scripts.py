@@ -344,8 +344,8 @@ def test_reproduce_compares_variants(script: Any) -> None:
 def test_reproduce_compares_an_ensemble_with_its_members(script: Any, command: Any, budget: list[str]) -> None:
     (found,) = script(reproduce, "ensembles", "quickstart", *TINY, *budget, "--ensemble", "2", "--name", "two")
     rows = {row["model"]: row for row in found["metrics"]["rows"]}
-    assert list(rows) == ["seed 1", "seed 2", "mean of 2", "learned from the mean of 2", "2 times the steps"]
-    assert [row["steps"] for row in rows.values()] == [12, 12, 24, 12, 24]
+    assert list(rows) == ["seed 1", "seed 2", "mean of 2", "2 times the steps", "the same, learning from the mean of 2"]
+    assert [row["steps"] for row in rows.values()] == [12, 12, 24, 24, 24]
     assert {row["method"] for row in rows.values()} == {"plain"}
     runs = ["--run", "runs/two/seed-1", "--run", "runs/two/seed-2"]
     assert rows["mean of 2"]["word_perplexity"] == command("eval", *runs)["word_perplexity"]
@@ -370,7 +370,7 @@ def test_an_ensemble_s_record_is_kept_where_what_follows_fails(script: Any) -> N
     train = reproduce.train
 
     def only_members(recipe: str, overrides: list[str]) -> Any:
-        if "run.name=distilled" in overrides:
+        if "run.name=longer" in overrides:
             raise KeyboardInterrupt
         return train(recipe, overrides)
 
