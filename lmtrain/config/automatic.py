@@ -52,6 +52,7 @@ def automatic(
             embed_dim=128 if is_large else None,
             layers=blocks,
             heads=4,
+            token_shift=True,
             copy=True,
             output="adaptive" if is_large and not cuda else "softmax",
             dropout=inner,
