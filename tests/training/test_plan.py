@@ -115,7 +115,9 @@ def test_without_a_configuration_it_is_chosen_and_stored_whole(folder: Path) -> 
     assert (stored["train.optimizer"], stored["tokenizer.kind"]) == ("muon", "bpe")
     assert stored["tokenizer.vocab_size"] is not None
     assert (stored["run.name"], stored["data.source"]) == ("book", str(folder / "book.txt"))
-    assert {"model.dim=16", "train.steps=2", "tokenizer.kind=bpe"} <= set(changed_fields(run_config(plan.run_dir)))
+    changed = {*changed_fields(run_config(plan.run_dir))}
+    assert {"model.dim=16", "train.steps=2", "tokenizer.kind=bpe"} <= changed
+    assert {"model.copy=true", "model.token_shift=true"} <= changed
 
 
 def test_an_existing_run_keeps_its_configuration_anywhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
