@@ -17,7 +17,7 @@ def drop(x: Tensor, rate: float, training: bool = True) -> Tensor:
     if not training or not rate:
         return x
     if rate < 1 and torch.compiler.is_compiling() and x.device.type == "cpu" and x.numel() < 2**31:
-        return torch.where(hashed_keep(x.shape, rate), x / (1 - rate), 0.0)
+        return x / (1 - rate) * hashed_keep(x.shape, rate)
     return F.dropout(x, rate)
 
 
@@ -29,14 +29,16 @@ def locked_dropout(x: Tensor, rate: float, training: bool) -> Tensor:
 
 
 def hashed_keep(shape: torch.Size, rate: float) -> Tensor:
-    """Return a bool tensor, True with probability 1 - rate: a hash of each index under a key of 64 random bits.
+    """Return an int8 tensor, 1 with probability 1 - rate, else 0: a hash of each index under a key of 64 random bits.
 
     The hash is two rounds of the 32-bit finalizer "lowbias32" (C. Wellons, 2018), a key of 32 bits before each, so
     that masks of different keys are not shifted or reordered copies of each other.
     """
+    # The sign of a difference instead of a comparison: compiled code writes bool tensors one element after the other.
     first, second = torch.randint(-(2**31), 2**31, (2,)).to(torch.int32)
     index = torch.arange(shape.numel(), dtype=torch.int32).view(shape)
-    return _mixed(_mixed(index ^ first) + second) >= round(rate * 2**32) - 2**31
+    half = _mixed(_mixed(index ^ first) + second) >> 1  # so that the difference does not overflow
+    return (((half - (round(rate * 2**31) - 2**30)) >> 31) + 1).to(torch.int8)
 
 
 def _mixed(x: Tensor) -> Tensor:
