@@ -6,6 +6,7 @@ Shapes: B rows, T positions, D the model's width, F the hidden width of the feed
 from collections.abc import Callable
 from typing import Any, Literal, TypedDict, Unpack
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -29,13 +30,21 @@ class ResidualOptions(TypedDict, total=False):
     dropout: float
 
 
+def relu(x: Tensor) -> Tensor:
+    """max(x, 0). In a compiled graph on a CPU it is a product with 0 or 1, which is stored for the gradient: it would
+    be a bool tensor otherwise, and compiled code writes those one element after the other."""
+    if torch.compiler.is_compiling() and x.device.type == "cpu":
+        return x * x.detach().relu().sign()
+    return F.relu(x)
+
+
 def swiglu(x: Tensor) -> Tensor:
     """A SiLU gate times a second projection (Shazeer, 2020): (..., 2 F) -> (..., F)."""
     gate, content = x.chunk(2, dim=-1)
     return F.silu(gate) * content
 
 
-ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "swiglu": swiglu}
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"relu": relu, "gelu": F.gelu, "swiglu": swiglu}
 
 
 class FeedForward(nn.Module):

@@ -8,12 +8,14 @@ from typing import Literal
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.nn.attention import SelfAttention, padding_mask
-from lmtrain.nn.blocks import Activation, EncoderBlock, FeedForward, NormPosition, ResidualOptions
+from lmtrain.nn.blocks import Activation, EncoderBlock, FeedForward, NormPosition, ResidualOptions, relu
 from lmtrain.nn.cross_attention import CrossAttention, DecoderBlock
 from lmtrain.nn.patterns import CAUSAL, FULL
+from tests.helpers import compiles
 
 B, T, TM, D, H = 3, 7, 5, 16, 4
 TOLERANCE = 1e-10
@@ -212,3 +214,15 @@ def test_block(kind: str, causal: bool, norm_position: NormPosition, activation:
         lambda *tensors: theirs(*tensors, **their_masks),
         *inputs,
     )
+
+
+@compiles
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_relu_of_a_compiled_graph(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.cat((torch.randn(200), torch.zeros(10), torch.tensor([1e-30, -1e-30, 1e30, -1e30]))).to(dtype)
+    upstream = torch.randn(len(x)).to(dtype)
+    x.requires_grad_()
+    ours, theirs = torch.compile(relu, dynamic=False)(x), F.relu(x)
+    assert torch.equal(ours, theirs)
+    assert torch.equal(*(torch.autograd.grad(y, x, upstream)[0] for y in (ours, theirs)))
