@@ -31,8 +31,8 @@ class ResidualOptions(TypedDict, total=False):
 
 
 def relu(x: Tensor) -> Tensor:
-    """max(x, 0). In a compiled graph on a CPU it is a product with 0 or 1, which is stored for the gradient: it would
-    be a bool tensor otherwise, and compiled code writes those one element after the other."""
+    """max(x, 0). In a compiled graph on a CPU it is x times 0 or 1, since PyTorch's own stores a bool tensor for its
+    gradient, which compiled code writes one element after the other."""
     if torch.compiler.is_compiling() and x.device.type == "cpu":
         return x * x.detach().relu().sign()
     return F.relu(x)

@@ -34,10 +34,10 @@ def hashed_keep(shape: torch.Size, rate: float) -> Tensor:
     The hash is two rounds of the 32-bit finalizer "lowbias32" (C. Wellons, 2018), a key of 32 bits before each, so
     that masks of different keys are not shifted or reordered copies of each other.
     """
-    # The sign of a difference instead of a comparison: compiled code writes bool tensors one element after the other.
     first, second = torch.randint(-(2**31), 2**31, (2,)).to(torch.int32)
     index = torch.arange(shape.numel(), dtype=torch.int32).view(shape)
     half = _mixed(_mixed(index ^ first) + second) >> 1  # so that the difference does not overflow
+    # The sign of a difference instead of a comparison: compiled code writes bool tensors one element after the other.
     return (((half - (round(rate * 2**31) - 2**30)) >> 31) + 1).to(torch.int8)
 
 

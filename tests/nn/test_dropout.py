@@ -29,7 +29,9 @@ def signed(x: int) -> int:
 
 def test_the_hash_is_the_one_it_is_called_in_plain_integers() -> None:
     torch.manual_seed(5)
-    kept = hashed_keep(torch.Size((40, 25)), RATE).flatten().tolist()
+    mask = hashed_keep(torch.Size((40, 25)), RATE)
+    assert mask.dtype == torch.int8
+    kept = mask.flatten().tolist()
     torch.manual_seed(5)
     first, second = torch.randint(-(2**31), 2**31, (2,)).tolist()
     threshold = round(RATE * 2**31) - 2**30
