@@ -109,18 +109,28 @@ def attention_weights(
     Rows sum to one, or are zero for a query without a key. `empty=False` promises that a bool mask leaves every query a
     key, and saves the handling of softmax's 0 / 0.
     """
-    scores: Tensor = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-2, -1)
+    query, key = query * (query.shape[-1] ** -0.5 if scale is None else scale), key.transpose(-2, -1)
     # No cast to float32: softmax sums in float32 whatever its input, and bf16 halves what is saved for the gradient.
     # A float32 mask makes the sum float32, as it must: bf16 can't tell position 257 from 256.
     if mask is None:
-        return scores.softmax(-1)
+        return (query @ key).softmax(-1)
     if mask.is_floating_point():
-        return (scores + mask).softmax(-1)
+        return (query @ key + mask).softmax(-1)
     if not empty:
-        return scores.masked_fill(~mask, float("-inf")).softmax(-1)
+        return _masked_product(query, key, mask).softmax(-1)
     nothing = ~mask.any(-1, keepdim=True)
-    weights = scores.masked_fill(~(mask | nothing), float("-inf")).softmax(-1)
-    return weights.masked_fill(nothing, 0.0)
+    return _masked_product(query, key, mask | nothing).softmax(-1).masked_fill(nothing, 0.0)
+
+
+def _masked_product(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
+    """query key where the bool `mask` is True, else -inf: (..., Tq, D), (..., D, Tk) -> (..., Tq, Tk)."""
+    if query.is_cuda:
+        return (query @ key).masked_fill(~mask, float("-inf"))
+    # On a CPU the product adds the mask. A mask between product and softmax keeps the compiler from fusing softmax with
+    # dropout, and compiled code reads a bool tensor one element after the other, once more for the gradient.
+    shape = *query.shape[:-1], key.shape[-1]
+    added = torch.zeros(mask.shape, dtype=query.dtype).masked_fill(~mask, float("-inf")).expand(shape)
+    return torch.baddbmm(*(x.flatten(0, -3) for x in (added, query, key))).view(shape)
 
 
 def _with_pattern(mask: Tensor | None, pattern: Pattern, query: Tensor, key: Tensor) -> Tensor | None:
