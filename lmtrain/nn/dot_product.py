@@ -124,7 +124,7 @@ def attention_weights(
 
 def _masked_product(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
     """query key where the bool `mask` is True, else -inf: (..., Tq, D), (..., D, Tk) -> (..., Tq, Tk)."""
-    if query.is_cuda:
+    if not query.is_cpu:
         return (query @ key).masked_fill(~mask, float("-inf"))
     # On a CPU the product adds the mask. A mask between product and softmax keeps the compiler from fusing softmax with
     # dropout, and compiled code reads a bool tensor one element after the other, once more for the gradient.

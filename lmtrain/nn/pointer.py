@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.nn.precision import at_least_float32
+from lmtrain.nn.prefix_mean import MASKED
 
 
 class PointerAttention(nn.Module):
@@ -79,10 +80,11 @@ def copy_target_log_prob(
     tokens (B, Tk) int, gate_logit (B, T), targets (B, T) int -> (B, T).
     """
     log_vocab_target, log_pointer = at_least_float32(log_vocab_target), at_least_float32(log_pointer)
-    same = (tokens.unsqueeze(1) == targets.unsqueeze(-1)) & (log_pointer != -torch.inf)  # (B, T, Tk)
-    absent = ~same.any(-1, keepdim=True)  # the sum over nothing has a logarithm, but no gradient
-    copied = log_pointer.masked_fill(~same, -torch.inf).masked_fill(absent, 0.0).logsumexp(-1)
-    return _mixture(log_vocab_target, copied.masked_fill(absent.squeeze(-1), -torch.inf), log_pointer, gate_logit)
+    # Sums of MASKED instead of bool masks, since the sum over nothing has a logarithm, but no gradient.
+    others = (tokens.unsqueeze(1) != targets.unsqueeze(-1)).to(log_pointer.dtype)  # (B, T, Tk)
+    copied = (log_pointer.clamp_min(MASKED) + MASKED * others).logsumexp(-1)
+    copied = copied.masked_fill(copied < MASKED / 2, -torch.inf)
+    return _mixture(log_vocab_target, copied, log_pointer, gate_logit)
 
 
 def _mixture(log_vocab: Tensor, log_copied: Tensor, log_pointer: Tensor, gate_logit: Tensor) -> Tensor:
