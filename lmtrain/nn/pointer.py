@@ -80,7 +80,8 @@ def copy_target_log_prob(
     tokens (B, Tk) int, gate_logit (B, T), targets (B, T) int -> (B, T).
     """
     log_vocab_target, log_pointer = at_least_float32(log_vocab_target), at_least_float32(log_pointer)
-    # Sums of MASKED instead of bool masks, since the sum over nothing has a logarithm, but no gradient.
+    # MASKED instead of -inf: the logarithm of a sum over nothing has no gradient. Added instead of filled in: code that
+    # is compiled for a CPU reads a bool tensor one element after the other.
     others = (tokens.unsqueeze(1) != targets.unsqueeze(-1)).to(log_pointer.dtype)  # (B, T, Tk)
     copied = (log_pointer.clamp_min(MASKED) + MASKED * others).logsumexp(-1)
     copied = copied.masked_fill(copied < MASKED / 2, -torch.inf)

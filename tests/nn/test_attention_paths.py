@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lmtrain.nn import dot_product
 from lmtrain.nn.attention import padding_mask
-from lmtrain.nn.dot_product import BLOCK, attend
+from lmtrain.nn.dot_product import BLOCK, attend, attention_weights
 from lmtrain.nn.patterns import Pattern
 from tests.nn.patterns import LONG, alibi, every_pattern, every_sparse_pattern, random_qkv
 
@@ -95,6 +95,25 @@ def test_dropout_keeps_the_mean(length: int) -> None:
     kept = attend(query, key, value, pattern=Pattern(window=30), dropout=0.3)
     assert kept.mean().item() == pytest.approx(1, abs=0.03)
     assert kept.std() > 0.05
+
+
+@pytest.mark.parametrize("kind", ["pattern", "padding"])
+def test_masks_in_bf16_products_equal_softmax_in_float32(kind: str) -> None:
+    """On a CPU the product of queries and keys adds the mask."""
+    torch.manual_seed(0)
+    query, key = (torch.randn(2, 3, 40, 64, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+    mask = torch.ones(40, 40, dtype=torch.bool).tril()
+    if kind == "padding":
+        mask = mask & (torch.arange(40) >= torch.tensor([0, 7]).view(2, 1, 1, 1))  # 7 queries have no key
+    weights = attention_weights(query, key, mask, None, empty=kind == "padding")
+    scores = query.float() @ key.float().transpose(-2, -1) / 8
+    expected = (scores.exp() * mask) / (scores.exp() * mask).sum(-1, keepdim=True).clamp_min(1e-30)
+    assert not weights[~mask.expand_as(weights)].any()
+    torch.testing.assert_close(weights.float(), expected, atol=0.01, rtol=0.02)
+    upstream = torch.randn_like(expected)
+    ours = torch.autograd.grad(weights, [query, key], upstream.bfloat16())
+    for gradient, exact in zip(ours, torch.autograd.grad(expected, [query, key], upstream), strict=True):
+        torch.testing.assert_close(gradient.float(), exact.float(), atol=0.03, rtol=0.03)
 
 
 @pytest.mark.parametrize("pattern", [Pattern(causal=True, window=100), Pattern(stride=150, global_tokens=3)], ids=str)
