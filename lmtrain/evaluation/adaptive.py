@@ -29,6 +29,9 @@ from lmtrain.system.device import autocast
 CACHE_BLOCK = 256
 """How many states are compared with the cached ones at once."""
 
+MATCHED = 5
+"""How many of the tokens before two positions `matches` compares."""
+
 RMS_TOKENS = 200_000
 TOKENS_PER_GRADIENT = 1_024
 """How many tokens `gradient_rms` is measured on, and how many a batch has."""
@@ -39,14 +42,31 @@ Scorer = Callable[[Tensor, Tensor], Scored]
 """Inputs (B, T) and targets -> `Scored`, as `LanguageModel.score`."""
 
 
+def matches(words: Tensor, queries: slice, keys: slice) -> Tensor:
+    """Return how many words before each of the positions `queries` equal those before each of `keys`, counted backward
+    up to the first that differs, and at most MATCHED: words (K + N,) -> (queries, keys), int8."""
+    # The words before position i are before[i : i + MATCHED]; before the text they are padding, which equals no word.
+    before = torch.cat([words.new_full((MATCHED,), -1), words[:-1]])
+    rows, columns = (before[part.start : part.stop + MATCHED - 1] for part in (queries, keys))
+    is_same = rows.unsqueeze(-1) == columns
+    shape = len(rows) - MATCHED + 1, len(columns) - MATCHED + 1
+    is_match = torch.ones(shape, dtype=torch.bool, device=words.device)
+    length = torch.zeros(shape, dtype=torch.int8, device=words.device)
+    for place in reversed(range(MATCHED)):
+        is_match = is_match & is_same[place : place + shape[0], place : place + shape[1]]
+        length = length + is_match
+    return length
+
+
 def cache_log_probs(states: Tensor, words: Tensor, nats: Tensor, theta: float, window: int) -> Tensor:
     """Return log p of each of the last N words by the continuous cache (Grave et al., 2017): (N,), float32.
 
     `states` (K + N, E) predicted the `words` (K + N,), in the order of the text; `nats` (N,) are the model's own for
-    the last N words. For a state h, a = softmax(theta cos(h, h_i)) over the `window` positions i before it, and p(w) is
-    the sum of a_i over those with words_i = w. The cosine replaces the paper's dot product, so that theta does not
-    depend on the states' width and size. A word that is not in the window has log p = -inf. The first word of a text
-    has no positions before it: its p is the model's own. Computed in float32, also under autocast.
+    the last N words. For a state h, a = softmax(theta cos(h, h_i) + m_i) over the `window` positions i before it, and
+    p(w) is the sum of a_i over those with words_i = w. The cosine replaces the paper's dot product, so that theta does
+    not depend on the states' width and size; m_i = `matches` is not in the paper. A word that is not in the window has
+    log p = -inf. The first word of a text has no positions before it: its p is the model's own. Computed in float32,
+    also under autocast.
     """
     first = len(states) - len(nats)
     positions = torch.arange(len(states), device=states.device)
@@ -57,7 +77,8 @@ def cache_log_probs(states: Tensor, words: Tensor, nats: Tensor, theta: float, w
             queries = slice(start, start + CACHE_BLOCK)
             keys = slice(max(0, start - window), start + CACHE_BLOCK)
             ago = positions[queries].unsqueeze(-1) - positions[keys]
-            scores = (theta * unit[queries] @ unit[keys].T).masked_fill((ago < 1) | (ago > window), -torch.inf)
+            scores = theta * unit[queries] @ unit[keys].T + matches(words, queries, keys)
+            scores = scores.masked_fill((ago < 1) | (ago > window), -torch.inf)
             same = words[queries].unsqueeze(-1) == words[keys]
             blocks.append(scores.masked_fill(~same, -torch.inf).logsumexp(-1) - scores.logsumexp(-1))
     log_probs = torch.cat(blocks)
@@ -88,7 +109,8 @@ class Cached:
         words = targets.flatten() if self.words is None else torch.cat((self.words, targets.flatten()))
         window = self.settings.cache_window
         log_cache = cache_log_probs(states, words, nats.flatten(), self.settings.cache_theta, window)
-        self.states, self.words = states[-window:], words[-window:]
+        # Also the words that `matches` compares before the first position of the window.
+        self.states, self.words = states[-(window + MATCHED) :], words[-(window + MATCHED) :]
         return mix(nats.flatten(), log_cache, self.settings.cache_weight).view_as(nats)
 
 

@@ -19,6 +19,7 @@ from lmtrain.config.schema import EvalConfig, ModelConfig
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.evaluation import adaptive
 from lmtrain.evaluation.adaptive import (
+    MATCHED,
     Cached,
     Scored,
     Scorer,
@@ -128,7 +129,10 @@ def naive_cache(states: Tensor, words: list[int], nats: Tensor, weight: float, t
         total = hit = 0.0
         for before in range(max(0, now - window), now):
             a, b = states[now].double(), states[before].double()
-            score = math.exp(theta * float(a @ b / (a.norm() * b.norm())))
+            matched = 0
+            while matched < min(before, MATCHED) and words[now - matched - 1] == words[before - matched - 1]:
+                matched += 1
+            score = math.exp(theta * float(a @ b / (a.norm() * b.norm())) + matched)
             total += score
             hit += score if words[before] == words[now] else 0.0
         p = math.exp(-float(nats[now]))
@@ -137,11 +141,12 @@ def naive_cache(states: Tensor, words: list[int], nats: Tensor, weight: float, t
 
 
 @pytest.mark.parametrize("theta", [5.0, 40.0])
-def test_the_cache_is_computed_in_float32(theta: float) -> None:
+@pytest.mark.parametrize("vocabulary", [2, 9])
+def test_the_cache_is_computed_in_float32(theta: float, vocabulary: int) -> None:
     """In bf16, its scores would be rounded to an eighth of a nat and more."""
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(200, 16, generator=generator).bfloat16()
-    words = torch.randint(9, (200,), generator=generator)
+    words = torch.randint(vocabulary, (200,), generator=generator)
     nats = torch.rand(200, generator=generator)
     with torch.autocast("cpu", torch.bfloat16):
         found = mix(nats, cache_log_probs(states, words, nats, theta, 100), 0.3)
@@ -154,6 +159,7 @@ def test_the_cache_is_computed_in_float32(theta: float) -> None:
 def test_the_cache_equals_a_double_loop(mode: str, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lmtrain.evaluation.adaptive.CACHE_BLOCK", 5)
     model = tiny_model(mode=mode)
+    ids = IDS % 2 + 1  # two words, so that several words before two positions are often equal
     states: list[Tensor] = []
 
     def score(inputs: Tensor, targets: Tensor) -> Scored:
@@ -164,9 +170,9 @@ def test_the_cache_equals_a_double_loop(mode: str, window: int, monkeypatch: pyt
     settings = EvalConfig(cache_weight=0.4, cache_theta=5.0, cache_window=window)
     for batch_size in (1, 4):
         states.clear()
-        plain = scores(model, IDS, mode=mode, batch_size=batch_size)
-        found = scores(Cached(score, settings), IDS, mode=mode, batch_size=batch_size)
-        assert_close(found, naive_cache(torch.cat(states), IDS.tolist(), plain, 0.4, 5.0, window))
+        plain = scores(model, ids, mode=mode, batch_size=batch_size)
+        found = scores(Cached(score, settings), ids, mode=mode, batch_size=batch_size)
+        assert_close(found, naive_cache(torch.cat(states), ids.tolist(), plain, 0.4, 5.0, window))
         assert (found - plain).abs().max() > 0.1
 
 
