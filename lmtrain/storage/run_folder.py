@@ -33,7 +33,7 @@ def is_run(folder: Path) -> bool:
 
 def has_checkpoint(folder: Path) -> bool:
     """Whether the folder is that of a run with a checkpoint, damaged or not."""
-    return any(folder.glob(f"{CHECKPOINTS}/{STEP_PREFIX}*")) and is_run(folder)
+    return is_run(folder) and any(folder.glob(f"{CHECKPOINTS}/{STEP_PREFIX}*"))
 
 
 def step_folder(run_dir: Path, step: int) -> Path:
@@ -63,8 +63,9 @@ def run_config(run_dir: Path) -> Config:
 def default_name(path: Path) -> str:
     """Return the name of a run that has no `run.name`: it is named after `path`, its configuration file or its text."""
     named_after = path.parent if path.name == CONFIG and path.parent.name else path
-    is_folder = os.path.isdir(named_after)  # noqa: PTH112 -- a path of any length
-    name = _NOT_NAME.sub("_", named_after.name if is_folder else named_after.stem).lstrip(".-")
+    # A folder has no suffix, nor has a dataset on the hub, whose name may end in a version: owner/corpus-1.5.
+    whole = os.path.isdir(named_after) or named_after.suffix[1:].isdigit()  # noqa: PTH112 -- a path of any length
+    name = _NOT_NAME.sub("_", named_after.name if whole else named_after.stem).lstrip(".-")
     if not name:
         raise UsageError(f"a run can't be named after {path}: set run.name")
     return name.encode()[:255].decode(errors="ignore")  # no file has a longer one

@@ -130,6 +130,7 @@ def test_finding_runs(tmp_path: Path, tiny: Config) -> None:
         run_folder.find_run(None, tmp_path)
     with pytest.raises(LmtrainError, match="not a run folder"):
         run_folder.find_run(tmp_path, tmp_path)
+    assert not run_folder.has_checkpoint(tmp_path / ("a" * 5_000))
     for name in ("missing", "a" * 5_000):
         with pytest.raises(LmtrainError, match=rf"there is no run {name}$"):
             run_folder.find_run(Path(name), tmp_path)

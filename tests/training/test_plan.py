@@ -266,6 +266,7 @@ def test_the_name_of_a_run_follows_from_its_configuration_or_its_text(tmp_path: 
         ("texts/my book.txt", "my_book"),
         ("m\u00b2.txt", "m\u00b2"),
         ("owner/name", "name"),
+        ("owner/corpus-1.5", "corpus-1.5"),
         (".hidden.txt", "hidden"),
         ("\u00e9" * 200, "\u00e9" * 127),  # 255 bytes at most
         (str(folder), "texts.2024"),
