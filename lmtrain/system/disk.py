@@ -61,7 +61,7 @@ def rename(path: Path, target: Path) -> None:
 
 def remove(path: Path) -> None:
     """Delete a file, or a folder and its contents, as far as possible."""
-    if path.is_dir() and not path.is_symlink():
+    if os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114 -- Path raises for a name too long
         shutil.rmtree(path, ignore_errors=True)
     else:
         with suppress(OSError):

@@ -79,6 +79,14 @@ def test_an_equal_folder_that_another_process_made_meanwhile_stays(tmp_path: Pat
     files.verify(tmp_path / "a", files.read_manifest(tmp_path / "a", "kind/1")["files"])
 
 
+def test_a_name_that_is_too_long_is_the_error(tmp_path: Path) -> None:
+    with (
+        pytest.raises(LmtrainError, match=r"can't write .*File name too long"),
+        files.new_folder(tmp_path / ("a" * 250), "kind/1", {}),
+    ):
+        pass
+
+
 @pytest.mark.parametrize("name", [".tmp-notes", ".tmp-a-1234567", ".tmp-b~old-1", ".tmp-a-ABCDEF12", ".tmp--12345678"])
 def test_the_temporary_files_of_others_are_left_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
