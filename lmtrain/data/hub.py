@@ -8,7 +8,7 @@ which may contain credentials.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from logging import CRITICAL
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pydantic import BaseModel
@@ -33,7 +33,7 @@ class _SplitFiles(BaseModel):
 
 class _Subset(BaseModel):
     config_name: str | None = None
-    default: bool = False
+    default: bool | None = False
     data_dir: str = ""
     data_files: str | list[str | _SplitFiles] = []
 
@@ -42,7 +42,8 @@ class _Subset(BaseModel):
         splits: dict[str, list[str]] = {}
         for files in [self.data_files] if isinstance(self.data_files, str) else self.data_files:
             split, path = ("train", files) if isinstance(files, str) else (files.split, files.path)
-            splits.setdefault(split, []).extend([path] if isinstance(path, str) else path)
+            paths = [path] if isinstance(path, str) else path
+            splits.setdefault(split, []).extend(str(PurePosixPath(self.data_dir, each)) for each in paths)
         return splits
 
 

@@ -92,7 +92,11 @@ def _check_hub_id(source: str) -> None:
         path = path.expanduser()
         local.reject_dangling(path)
         siblings = [*map(str, path.parent.iterdir())]
-    if _HUB_ID.fullmatch(source) and not source.startswith(".") and local.kind(path) not in local.SUFFIXES:
+    if (
+        _HUB_ID.fullmatch(source)
+        and not source.startswith(".")
+        and local.kind(path) not in (*local.SUFFIXES, *local.READERS)
+    ):
         return
     near = difflib.get_close_matches(source, [*KNOWN, *siblings], n=2, cutoff=0.75)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""

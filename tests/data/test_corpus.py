@@ -234,6 +234,7 @@ def test_an_empty_folder_is_not_made_again(load: Importer, small: Path) -> None:
     [
         ("wikitext2", "did you mean wikitext-2"),
         ("books/trian.txt", r"not a file or folder here.*did you mean books/train\.txt"),
+        ("books/trian.json", "not a file or folder here, not a hub id"),
         ("/nowhere/at/all", "not a file or folder here, not a hub id"),
         ("a/b/c", "not a file or folder here, not a hub id"),
         ("a\0b", "not a file or folder here, not a hub id"),

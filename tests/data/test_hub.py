@@ -134,13 +134,14 @@ def test_no_more_is_downloaded_than_belongs_to_it(hub: Hub, online: Client, offl
     files = {f"{path}.parquet": rows for path in ("mine/train", "mine/test", "yours/train")}
     folders = {"own/folder": "./mine", "own/slash": "mine/"}
     for name, place in folders.items():
-        described = card(a=f"[]\n  data_dir: {place}", b="'mine/test*'")
+        described = card(a=f"[]\n  data_dir: {place}", b="'mine/test*'", c=f"'train*'\n  data_dir: {place}")
         hub.repositories[name] = Repository({"README.md": described, **files})
     seen = len(hub.requests)
     for client in (online, offline):
         assert lines(client("own/shards")) == {"train": 76, "valid": 4}
         for name in folders:
             assert lines(client(name, subset="a")) == {"train": 38, "valid": 2, "test": 40}
+            assert lines(client(name, subset="c")) == {"train": 38, "valid": 2}
     assert not [request for request in hub.requests[seen:] if request.endswith(("all.txt", "yours/train.parquet"))]
 
 
