@@ -217,10 +217,11 @@ def _csv_rows(path: Path, text_column: str) -> Iterator[str]:
     delimiter = "\t" if kind(path) == ".tsv" else ","
     reader = csv.reader((f"{line}\n" for line in _text_lines(path)), delimiter=delimiter, strict=True)
     try:
-        header = next(reader, [])
+        rows = filter(None, reader)  # an empty line is no row
+        header = next(rows, [])
         _check_column(str(path), text_column, header)
         column = header.index(text_column)
-        for row in filter(None, reader):  # an empty line is no row
+        for row in rows:
             if len(row) != len(header):
                 raise LmtrainError(
                     f"{path}, line {reader.line_num}, has {len(row)} fields and not {len(header)}, as its header has: "

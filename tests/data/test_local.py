@@ -83,7 +83,7 @@ def test_rows_are_documents(tmp_path: Path) -> None:
             table.writerows(objects)
         packed = write(tmp_path / f"{name}.gz", gzip.compress((tmp_path / name).read_bytes()))
         assert read(tmp_path / name, column="body") == read(packed, column="body") == expected
-    quoted = write(tmp_path / "q.csv", 'text,n\n"one, ""two""\nthree",1\n\nplain,2\n')
+    quoted = write(tmp_path / "q.csv", '\ntext,n\n"one, ""two""\nthree",1\n\nplain,2\n')
     assert read(quoted) == [('one, "two"', True), ("three", False), ("plain", True)]
     pq.write_table(pa.table([["first"], ["second"]], ["text", "text"]), tmp_path / "twice.parquet")
     assert read(tmp_path / "twice.parquet") == [("first", True)]
