@@ -95,9 +95,9 @@ def _hint(error: Any) -> str:
     unknown, command = str(error.option_name), str(error.ctx.command.name)
     if unknown in ("--run", "-r") and command == "train":
         return "run.name=NAME names a new run, and --resume RUN resumes one.\n"
-    field = meant(unknown.lstrip("-"))
-    if "." in field and accepts(command, field.partition(" ")[0]):  # not the name of a section
-        return f"A field is set without dashes, as section.field=value: {field}\n"
+    meanings = [meaning for meaning in meant(unknown.lstrip("-")) if "." in meaning]  # not the name of a section
+    if fields := [meaning for meaning in meanings if accepts(command, meaning.partition(" ")[0])]:
+        return f"A field is set without dashes, as section.field=value: {' or '.join(fields)}\n"
     if command == "generate" and not error.possibilities:
         return 'A prompt that begins with - needs -- before it: lmtrain generate -- "- a prompt"\n'
     return ""

@@ -100,10 +100,10 @@ def evaluate(
 
 def _with_settings(run: "Run", path: Path | None, overrides: list[str]) -> "Run":
     """Return the run with the user's settings. What takes precedence comes first: the overrides, the environment, the
-    section eval and data.dir of the file at `path`."""
+    section eval and data.dir of the file at `path`; the column of a text only of the first two."""
     from lmtrain.config.loader import environment_of, load
 
     file, sections = load(path, environment={}), run.config.model_dump(mode="json")
     sections["eval"] |= file.eval.model_dump(mode="json", exclude_unset=True)
     sections["data"]["dir"] = file.data.dir
-    return replace(run, config=load(sections, overrides, environment_of("eval", "data.dir")))
+    return replace(run, config=load(sections, overrides, environment_of("eval", "data.dir", "data.text_column")))

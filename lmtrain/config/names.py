@@ -65,15 +65,15 @@ ALIASES = {
 _BY_ALIAS = {alias: field for field, aliases in ALIASES.items() for alias in aliases.split()}
 
 
-def meant(key: str) -> str:
-    """Return the field that an unknown name, with or without a section, stands for, and what it is; or ""."""
+def meant(key: str) -> list[str]:
+    """Return the fields, or the section, that an unknown name, with or without a section, may stand for, described."""
     section, _, field = key.rpartition(".")
-    return " or ".join(map(_described, _candidates(section, field.lower().replace("-", "_"))))
+    return [*map(_described, _candidates(section, field.lower().replace("-", "_")))]
 
 
 def suggestion(key: str) -> str:
     """What to append to a message about the unknown field `key`: the field that is meant, or how to list all."""
-    if (answer := meant(key)) and answer != key:
+    if (answer := " or ".join(meant(key))) not in ("", key):
         return f"; did you mean {answer}?"
     section = key if key in SECTIONS else key.rpartition(".")[0]
     if section in SECTIONS:

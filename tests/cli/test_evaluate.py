@@ -71,7 +71,9 @@ def test_bits_per_byte_are_those_of_text_whose_bytes_were_predicted(lmtrain: Lmt
     assert (result["bits_per_byte"], result["unknown_share"]) == (None, pytest.approx(tokens / (3 * tokens + 1)))
 
 
-def test_a_text_in_a_column_is_scored_beside_a_corpus_of_another(lmtrain: Lmtrain, workdir: Path) -> None:
+def test_a_text_in_a_column_is_scored_beside_a_corpus_of_another(
+    lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The column is that of the file."""
     (train,) = (workdir / "data").glob("sample-*/train.txt")
     lines = train.read_text().splitlines()[:20]
@@ -80,6 +82,8 @@ def test_a_text_in_a_column_is_scored_beside_a_corpus_of_another(lmtrain: Lmtrai
     plain = lmtrain("eval", "--text", "own.txt", "--dynamic", "--json").json
     found = lmtrain("eval", "--text", "own.jsonl", "data.text_column=body", "--dynamic", "--json").json
     assert found["nats"] == plain["nats"]
+    monkeypatch.setenv("LMTRAIN_DATA__TEXT_COLUMN", "body")
+    assert lmtrain("eval", "--text", "own.jsonl", "--dynamic", "--json").json["nats"] == plain["nats"]
 
 
 def test_a_file_with_a_name_in_another_encoding_can_be_scored(lmtrain: Lmtrain, workdir: Path) -> None:

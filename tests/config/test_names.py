@@ -58,16 +58,17 @@ def test_the_answer_is_the_field_that_is_meant(override: str, answer: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("options", "answer"),
+    ("command", "answer"),
     [
-        (["--lr", "3e-4"], "train.lr (Peak learning rate)"),
-        (["--model.dim=128"], "model.dim (Width of the residual stream)"),
+        (["train", "--lr", "3e-4"], "train.lr (Peak learning rate)"),
+        (["train", "--model.dim=128"], "model.dim (Width of the residual stream)"),
+        (["eval", "--batch-size", "8"], "eval.batch_size (Windows per forward pass; changes speed and rounding only)"),
     ],
 )
-def test_an_option_of_another_program_is_answered_with_a_field(
-    options: list[str], answer: str, lmtrain: Lmtrain
+def test_an_option_of_another_program_is_answered_with_a_field_of_the_command(
+    command: list[str], answer: str, lmtrain: Lmtrain
 ) -> None:
-    rejected = lmtrain("train", *options)
+    rejected = lmtrain(*command)
     assert rejected.code == 2
     assert rejected.err.endswith(f"A field is set without dashes, as section.field=value: {answer}\n")
 
