@@ -100,7 +100,7 @@ class Run:
         their log-probabilities.
         Raises ValueError for invalid options, and TypeError for unknown ones.
         """
-        base = Options() if options.get("beams", 1) > 1 else replace(SAMPLED, seed=secrets.randbelow(1_000_000))
+        base = Options() if options.get("beams", 1) != 1 else replace(SAMPLED, seed=secrets.randbelow(1_000_000))
         completed = self.complete([prompts] if isinstance(prompts, str) else prompts, replace(base, **options))
         texts = [result.completions[0].text for result in completed]
         return texts[0] if isinstance(prompts, str) else texts

@@ -1,7 +1,7 @@
 """All options of a completion, validated together."""
 
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Literal, get_args
 
 StopKind = Literal["none", "line", "sentence", "document"]
@@ -53,6 +53,7 @@ class Options:
         seed: object = self.seed  # from Python it may have any type
         if not isinstance(seed, Integral):
             raise ValueError(f"seed={seed!r} must be a whole number")
+        self._reject_other_types("temperature", "top_p", "min_p", "repetition_penalty", "length_penalty")
         if not (self.temperature == 0 or 1e-6 <= self.temperature <= 1e6):
             raise ValueError(f"temperature={self.temperature} must be 0 or lie between 1e-6 and 1e6")
         if not 0 < self.top_p <= 1:
@@ -74,6 +75,11 @@ class Options:
                 f"results={self.results}: {generated} generated for each prompt; lower it, or raise samples or beams"
             )
         _check_strings(self.stop_strings)
+
+    def _reject_other_types(self, *names: str) -> None:
+        for name in names:
+            if not isinstance(getattr(self, name), Real):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be a number")
 
     @property
     def returned(self) -> int:

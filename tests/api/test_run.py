@@ -40,6 +40,9 @@ def test_a_prompt_gives_the_text_of_the_command(lmtrain: Lmtrain, workdir: Path)
     for seed in (None, "3", 3.0):
         with pytest.raises(ValueError, match=rf"seed={seed!r} must be a whole number"):
             run.generate("The", seed=seed)
+    for name, value in (("beams", "4"), ("beams", None), ("temperature", None), ("top_p", "high")):
+        with pytest.raises(ValueError, match=rf"^{name}=.* must be a "):
+            run.generate("The", **{name: value})
 
 
 def test_a_greedy_text_is_the_most_likely_next_token_again_and_again(workdir: Path) -> None:
