@@ -11,9 +11,9 @@ READ_BYTES = 4 << 20
 """The start of the training split, by which the kind is chosen."""
 MARKS = (",", ".")
 SET_APART = 0.9
-"""Share of the words ending in one of these marks that are the mark alone: 98 % in WikiText, 0 % in plain text."""
+"""Share of the words ending in one of these marks that are the mark alone: 98% in WikiText, 0% in plain text."""
 FREQUENT = 0.005
-"""Share of all words that are such a mark alone: 8.5 % in WikiText."""
+"""Share of all words that are such a mark alone: 8.5% in WikiText."""
 
 BYTES_PER_ENTRY = 200
 """Text for each entry of a bpe vocabulary, so that most entries occur often enough to be learned."""

@@ -1,7 +1,7 @@
 """Evaluation of a model that adapts to the text: by a cache of its own states, and by gradient steps.
 
-Each method is a `forward` for `perplexity.evaluate` that remembers the text it has scored. It scores every token before
-it learns from that token.
+Both remember the text they have scored, and score every token before they learn from it. Dynamic evaluation is a
+scorer, like a model; `Cached` makes of either a `forward` for `perplexity.evaluate`.
 
 Shapes: B windows, T tokens in each, S targets; E the width of the states, K states in memory, N new ones.
 """

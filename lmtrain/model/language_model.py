@@ -264,7 +264,7 @@ class LanguageModel(nn.Module):
 
     def _log_probs(self, hidden: Tensor) -> Tensor:
         """log p of every word by the output layer, without the pointer: (..., E) -> (..., V), at least float32."""
-        # The bias in float32: log frequencies rounded to bf16 would be off by up to 3 %.
+        # The bias in float32: log frequencies rounded to bf16 would be off by up to 3%.
         logits: Tensor = at_least_float32(self.output(hidden)).add_(self.output_bias)
         return logits.log_softmax(-1) if self.adaptive is None else self.adaptive(logits, hidden)
 

@@ -13,7 +13,7 @@ from lmtrain.nn.positions import rotate
 
 
 class ResidualProjection(nn.Linear):
-    """The last layer of a sub-layer, whose output is added to the residual stream.
+    """The last layer of a sublayer, whose output is added to the residual stream.
 
     Its type is a marker: a deep model initializes these layers with smaller weights.
     """

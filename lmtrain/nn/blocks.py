@@ -66,7 +66,7 @@ class FeedForward(nn.Module):
 
 
 class Residual(nn.Module):
-    """The residual connection around a sub-layer f, called as `residual(x, f)`, with a norm, and dropout on f's result.
+    """The residual connection around a sublayer f, called as `residual(x, f)`, with a norm, and dropout on f's result.
 
     `pre` is x + f(norm(x)) (Xiong et al., 2020), `post` is norm(x + f(x)), the original (Vaswani et al., 2017).
     """
@@ -84,11 +84,11 @@ class Residual(nn.Module):
         return self.leave(x, sublayer(self.enter(x)))
 
     def enter(self, x: Tensor) -> Tensor:
-        """The input of the sub-layer."""
+        """The input of the sublayer."""
         return self.norm(x) if self.pre else x
 
     def leave(self, x: Tensor, result: Tensor) -> Tensor:
-        """The output, given the sub-layer's `result` for `enter(x)`."""
+        """The output, given the sublayer's `result` for `enter(x)`."""
         x = x + drop(result, self.dropout, self.training)
         return x if self.pre else self.norm(x)
 

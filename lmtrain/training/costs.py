@@ -26,7 +26,7 @@ DISTILLATION_BUFFERS = 3
 
 UTILIZATION = {"cpu": 0.5, "amx": 0.12, "cuda": 0.35}
 """Typical MFU of training. A CPU's AMX multiplies the peak in bf16 products, and makes nothing else faster: `train
---profile` has shown 5 to 13 % for recipes, and 19 % for the plain defaults with a large vocabulary."""
+--profile` has shown 5 to 13% for recipes, and 19% for the plain defaults with a large vocabulary."""
 LAYER_SECONDS = {"cpu": 1e-3, "cuda": 2e-4}
 """Least time of a layer for both passes of a micro-batch, by device; all outside the layers takes at least twice as
 much."""

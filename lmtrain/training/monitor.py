@@ -41,7 +41,7 @@ _BAR_FORMAT = "{desc}{percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 
 
 class Monitor:
-    """The interface of `RunMonitor`, which does nothing: the monitor of every process except the main one."""
+    """The monitor of every process except the main one, which does nothing; `RunMonitor` is that of the main one."""
 
     def advance(self, step: int, progress: float) -> None:
         """Show that `step` is done, and the fraction `progress` of the budget, which may be in steps or in time."""

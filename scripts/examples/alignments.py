@@ -8,7 +8,7 @@ never goes back in the source, and location-aware attention (Chorowski et al., 2
 to before. Each starts from the same seed.
 
 `exact_match` is the share of 512 unseen sequences that are right from end to end. It is evaluated every 25 steps;
-`steps_to_99` is the first of these steps with 99 % or more, if any.
+`steps_to_99` is the first of these steps with 99% or more, if any.
 
 Writes alignments.png: the attention of each token of one sequence to the source, as the mean over heads.
 
@@ -44,7 +44,7 @@ def copies(rows: int) -> Sequences:
 
 
 def learn(model: Seq2Seq, guided: float, steps: int, unseen: Sequences) -> Results:
-    """Train on random sequences; return the first step with 99 % exact match, and the final exact match."""
+    """Train on random sequences; return the first step with 99% exact match, and the final exact match."""
     keys, numbers = unseen.keys(), count()
     shares: dict[int, float] = {}  # by the number of steps
 
