@@ -66,7 +66,7 @@ def initialize(model: LanguageModel) -> None:
     | parameter                           | initial value             | reason                                        |
     | ----------------------------------- | ------------------------- | --------------------------------------------- |
     | inner projections, in/out projection | normal, 1 / sqrt(n)       | keeps unit mean square                        |
-    | `ResidualProjection`                | that / sqrt(2 N)          | 2 N sublayers add up to unit mean square     |
+    | `ResidualProjection`                | that / sqrt(2 N)          | 2 N sublayers add up to unit mean square      |
     | embedding, untied output layer      | normal, 1 / E             | a vector of unit mean square then gives       |
     |                                     |                           | logits of one at most, even for its own token. |
     |                                     |                           | The input is scaled to 1/2, which learns      |
