@@ -149,7 +149,7 @@ def test_without_a_subset_the_default_is_read(hub: Hub, online: Client) -> None:
     """The one of this name, or the one that the card says."""
     files = {f"{name}.parquet": parquet(["row"] * count) for name, count in (("few", 40), ("many", 400))}
     for number, default in enumerate(({"default": "many.*"}, {"two": "many.*\n  default: true"})):
-        content = {"README.md": card(one="few.*", **default), **files}
+        content = {"README.md": card(one="few.*\n  default: null", **default), **files}
         hub.repositories["own/default"] = Repository(content, commit=f"{number}" * 40)
         assert lines(online("own/default")) == {"train": 380, "valid": 20}
 
