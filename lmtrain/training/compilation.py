@@ -1,7 +1,8 @@
 """torch.compile, if it is requested, possible and worth it."""
 
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -84,13 +85,20 @@ def _reason(error: Exception) -> str:
     return (reasons or [type(error).__name__])[0][:200]
 
 
-def _attention_kernels(model: ModelConfig) -> AbstractContextManager[None]:
+@contextmanager
+def _attention_kernels(model: ModelConfig) -> Iterator[None]:
     """Allow cuDNN's attention, which a recent PyTorch prefers on Hopper, where it is correct: see `choose_device`.
 
-    The compiler chooses once. What is not compiled would be slowed down: cuDNN prepares for each new shape.
+    The compiler chooses once. What is not compiled would be slowed down: cuDNN prepares for each new shape. The key of
+    the compiler's cache lacks what was allowed (pytorch/pytorch#185449), so it is added.
     """
     masks = set(model.layer_attention) != {"full"} or model.position == "alibi"
-    return nullcontext() if masks or model.attention_dropout else sdpa_kernel(KERNELS)
+    allowed = not (masks or model.attention_dropout)
+    with (
+        sdpa_kernel(KERNELS) if allowed else nullcontext(),
+        torch.compiler.config.patch(cache_key_tag=f"cudnn attention: {allowed}"),  # type: ignore[attr-defined]
+    ):
+        yield
 
 
 def _can_be_recorded(config: Config, device: torch.device) -> bool:

@@ -58,10 +58,12 @@ def test_what_is_compiled_with_cudnn_s_attention(
     tiny: Config, fields: dict[str, Any], allowed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = list[bool]()
+    keys = set[str]()
 
     def compiled(objective: Objective, **_options: Any) -> Callable[[Tensor, Tensor], Tensor]:
         def forward(inputs: Tensor, targets: Tensor) -> Tensor:
             found.append(torch.backends.cuda.cudnn_sdp_enabled())  # type: ignore[no-untyped-call]
+            keys.add(torch.compiler.config.cache_key_tag)
             result: Tensor = objective(inputs, targets)
             return result
 
@@ -72,6 +74,8 @@ def test_what_is_compiled_with_cudnn_s_attention(
     torch.backends.cuda.enable_cudnn_sdp(False)
     state = start(change(without_dropout(tiny), train__compile=True, **fields))
     assert found == [allowed]
+    # Else what was compiled with the other kernels, for the same code, could come out of the compiler's cache.
+    assert keys == {f"cudnn attention: {allowed}"}
     take_step(state, 1e-3)
     assert set(found[1:]) == {False}
 
