@@ -5,7 +5,7 @@ A recorded decoding step has the same shapes every time, so it attends to the wh
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -16,6 +16,12 @@ from lmtrain.model.language_model import LanguageModel
 
 WARM_UP = 2
 """Libraries initialize themselves in the first calls, which can't be recorded."""
+
+
+@cache
+def _side_stream() -> torch.cuda.Stream:
+    """Return the stream of the calls before a recording: one for all, since cuBLAS keeps a workspace for each."""
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
 
 class Replayed:
@@ -35,7 +41,7 @@ class Replayed:
         self.function = function
         self.shapes: list[torch.Size] = []
         self.calls = 0
-        self.side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.side = _side_stream()
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Return what the function returns for these inputs."""
