@@ -82,9 +82,9 @@ def synchronize(device: torch.device) -> None:
 def missing_to_compile(device: torch.device) -> str | None:
     """Return what torch.compile needs and this machine lacks, or None.
 
-    On a CPU it needs a C++ compiler, Python's headers and PyTorch 2.13: earlier versions compile a maximum over a
-    transposed matrix with few rows, as in the attention pool, to code that writes past the end of its result, which can
-    crash the process. On CUDA it needs a C compiler and Triton.
+    It needs Python's headers. On a CPU it also needs a C++ compiler and PyTorch 2.13: earlier versions compile a
+    maximum over a transposed matrix with few rows, as in the attention pool, to code that writes past the end of its
+    result, which can crash the process. On CUDA it also needs a C compiler and Triton.
     """
     cuda = device.type == "cuda"
     if not cuda and torch.__version__ < "2.13":  # a TorchVersion, which compares as a version
@@ -92,6 +92,6 @@ def missing_to_compile(device: torch.device) -> str | None:
     names = (os.environ.get("CC") or "gcc", "clang") if cuda else (os.environ.get("CXX") or "g++",)
     if not any(shutil.which(name) for name in names):
         return "a C compiler" if cuda else "g++, or another C++ compiler that CXX names"
-    if not cuda and not Path(sysconfig.get_path("include"), "Python.h").exists():
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
         return "Python's headers (python3-dev on Debian and Ubuntu)"
     return "Triton" if cuda and importlib.util.find_spec("triton") is None else None

@@ -76,8 +76,13 @@ def installed_bytes(device: torch.device) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error says that memory is exhausted: PyTorch's CPU allocator raises a plain RuntimeError."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    """Whether the error says that memory is exhausted.
+
+    PyTorch's CPU allocator raises a plain RuntimeError; CUDA's libraries, and the compiler, errors of their own.
+    """
+    messages = "can't allocate memory", "out of memory", "OutOfMemoryError", "CUBLAS_STATUS_ALLOC_FAILED"
+    exhausted = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return exhausted or any(message in str(error) for message in messages)
 
 
 @contextmanager

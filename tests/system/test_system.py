@@ -72,7 +72,8 @@ def test_what_compiling_lacks_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     with monkeypatch.context() as patch:
         patch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
         assert str(missing_to_compile(cpu)).startswith("Python's headers")
-    found = {"clang"}
+        found = {"clang"}
+        assert str(missing_to_compile(cuda)).startswith("Python's headers")
     assert missing_to_compile(cpu) == "g++, or another C++ compiler that CXX names"
     assert missing_to_compile(cuda) == "Triton"
     triton.append(object())
@@ -161,6 +162,9 @@ def _raise(error: BaseException) -> None:
     [
         lambda: _raise(MemoryError()),
         lambda: _raise(torch.OutOfMemoryError("CUDA out of memory")),
+        lambda: _raise(torch.AcceleratorError("CUDA error: out of memory", 2)),
+        lambda: _raise(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")),
+        lambda: _raise(RuntimeError("InductorError: OutOfMemoryError: Tried to allocate 2.00 GiB")),
         lambda: torch.empty(1 << 60, dtype=torch.uint8),
     ],
 )
