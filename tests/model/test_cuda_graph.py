@@ -12,9 +12,12 @@ from lmtrain.model import cuda_graph
 from lmtrain.model.cuda_graph import GraphedSteps, step_function
 from lmtrain.model.decoding_state import DecodingState, capacity_for
 from lmtrain.model.language_model import LanguageModel
+from lmtrain.model.packing import pack_for_decoding
 from tests.model.models import PLAIN, VARIANTS, build, tokens
 
 FIELDS = [*VARIANTS, *PLAIN]
+PACKED = [("fp32", 1e-5), ("bf16", 0.02)]
+"""Precisions of packed layers, and how far two orders of the same sums may be apart."""
 
 
 def test_capacity_for() -> None:
@@ -53,7 +56,7 @@ def addresses(state: DecodingState) -> tuple[int, ...]:
     return tuple(value.data_ptr() for part in parts for value in vars(part).values() if isinstance(value, Tensor))
 
 
-def assert_same_texts(model: LanguageModel, steps: GraphedSteps, text: Tensor) -> None:
+def assert_same_texts(model: LanguageModel, steps: GraphedSteps, text: Tensor, tolerance: float = 1e-5) -> None:
     """Both ways through a text over three contexts, with reorderings, and fewer rows towards the end."""
     valid = torch.arange(5, device=text.device) >= torch.tensor([[0], [2], [4]], device=text.device)
     _, mine = model.start(text[:, :5], valid)
@@ -65,7 +68,7 @@ def assert_same_texts(model: LanguageModel, steps: GraphedSteps, text: Tensor) -
             mine, plain, text = mine.select(order), plain.select(order), text[order]
         found, mine = steps.step(mine, text[:, t])
         expected, plain = model.step(plain, text[:, t])
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
@@ -75,6 +78,20 @@ def test_the_recorded_step_equals_the_plain_one(
     model = build(**fields)
     assert_same_texts(model, GraphedSteps(model), tokens(3, 45))
     assert [len(memory) for memory in recordings] == [1, 1]  # one for three rows, one for two
+
+
+def packed(precision: str, device: str) -> LanguageModel:
+    """The layers of `generate`, with all that they join."""
+    model = build(position="rotary", qk_norm=True, norm="rms", copy=True, token_shift=True).to(device)
+    pack_for_decoding(model, precision)
+    return model
+
+
+@pytest.mark.usefixtures("recordings")
+@pytest.mark.parametrize(("precision", "tolerance"), PACKED)
+def test_the_recorded_step_of_packed_layers_equals_the_plain_one(precision: str, tolerance: float) -> None:
+    model = packed(precision, "cpu")
+    assert_same_texts(model, GraphedSteps(model), tokens(3, 45), tolerance)
 
 
 def test_a_step_is_recorded_again_when_the_capacity_grows(
@@ -133,3 +150,10 @@ def test_a_graph_equals_the_plain_step(fields: dict[str, object]) -> None:
     owner: Any = step.__self__  # type: ignore[attr-defined]
     assert isinstance(owner, GraphedSteps)
     assert_same_texts(model, owner, tokens(3, 45).cuda())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "tolerance"), PACKED)
+def test_a_graph_of_packed_layers_equals_the_plain_step(precision: str, tolerance: float) -> None:
+    model = packed(precision, "cuda")
+    assert_same_texts(model, GraphedSteps(model), tokens(3, 45).cuda(), tolerance)

@@ -17,6 +17,7 @@ import lmtrain
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
+from lmtrain.model.cuda_graph import WARM_UP
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.tensor_files import LazyTensor
@@ -278,7 +279,8 @@ def test_auto_shards_what_is_too_large_and_can_be_sharded(tiny: Config, monkeypa
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_one_process_over_nccl(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    config = change(tiny, **SHORT, train__device="cuda", train__parallel=kind)
+    # Samples long enough that their steps are recorded as a CUDA graph, beside NCCL.
+    config = change(tiny, **SHORT, train__device="cuda", train__parallel=kind, train__sample_tokens=WARM_UP + 4)
     run(config, tmp_path / "single")
     server = meeting_place()
     for name, value in variables(0, 1, server.port).items():
