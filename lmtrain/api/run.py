@@ -20,7 +20,7 @@ from lmtrain.data.tokenizing import text_split
 from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.evaluation.adaptive import RMS_TOKENS, Cached, Scorer, adaptable, dynamic_scorer, gradient_rms
-from lmtrain.evaluation.perplexity import Forward, Score, evaluate, stride_of
+from lmtrain.evaluation.perplexity import Forward, Score, evaluate
 from lmtrain.evaluation.run_store import check_same_corpus, find_run_store
 from lmtrain.generation.complete import Completed, complete
 from lmtrain.generation.options import SAMPLED, Options
@@ -196,7 +196,7 @@ class Run:
                 observed,
                 part,
                 config,
-                stride=stride_of(config),
+                stride=config.stride,
                 first_token=self.tokenizer.eos_id,
                 device=self.device,
                 precision=self.score_precision,
@@ -223,7 +223,7 @@ class Run:
         train = store().split("train")
         with self._bar("gradients", len(members) * min(RMS_TOKENS, train.tokens)) as bar:
             rms = [gradient_rms(each, train, precision=precision, advance=bar.update) for each in members]
-        return dynamic_scorer(members, config.eval, rms, stride_of(config))
+        return dynamic_scorer(members, config.eval, rms, config.stride)
 
     def _split_of(self, text: str | Path) -> Split:
         """Return the split that a text, or the file at a Path, would be in a corpus."""

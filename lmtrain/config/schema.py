@@ -187,6 +187,11 @@ class ModelConfig(Section):
         return (self.attention,) * self.layers if isinstance(self.attention, str) else self.attention
 
     @property
+    def targets(self) -> int:
+        """How many tokens a window predicts: one per position, or only the one after it."""
+        return 1 if self.mode == "windowed" else self.context
+
+    @property
     def global_tokens(self) -> int:
         """How many learned tokens come before the sequence: none, unless a layer has global attention."""
         return self.attention_globals if any("global" in kind.split("+") for kind in self.layer_attention) else 0
@@ -251,6 +256,16 @@ class Config(Section):
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()
+
+    @property
+    def targets_per_step(self) -> int:
+        """The number of predictions per optimizer step, which a budget in tokens counts."""
+        return self.train.batch_size * self.model.targets
+
+    @property
+    def stride(self) -> int:
+        """`eval.stride` or its default, a quarter of the targets of a window."""
+        return self.eval.stride or max(1, self.model.targets // 4)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -125,13 +125,6 @@ def _exp(value: float) -> float:
     return math.exp(value) if value < 700 else math.inf
 
 
-def stride_of(config: Config) -> int:
-    """Return `eval.stride`, the number of tokens that each window scores. Its default is a quarter of the context, or 1
-    for a windowed model, which predicts one token per window."""
-    default = 1 if config.model.mode == "windowed" else max(1, config.model.context // 4)
-    return config.eval.stride or default
-
-
 @torch.no_grad()
 def evaluate(
     forward: Forward,

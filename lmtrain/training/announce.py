@@ -6,7 +6,7 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.build import build_uninitialized
 from lmtrain.system.messages import log
-from lmtrain.training.schedule import Budget, sample_order, targets_per_step
+from lmtrain.training.schedule import Budget, sample_order
 from lmtrain.training.train_state import TrainState
 
 
@@ -18,7 +18,7 @@ def report_plan(config: Config, store: TokenStore, budget: Budget) -> None:
     size = f"{parameters / 1e6:,.1f} M" if parameters >= 1e6 else f"{parameters:,}"
     blocks = f"{_count(model.layers, 'block')} of width {model.dim}"
     log.info(f"model: {size} parameters, {blocks}, context {model.context}")
-    targets = targets_per_step(config)
+    targets = config.targets_per_step
     log.info(
         f"data: {store.split('train').tokens:,} training tokens; a vocabulary of {tokenizer.vocab_size:,} entries "
         f"({tokenizer.kind}); one epoch is "

@@ -19,7 +19,7 @@ from lmtrain.storage.run_folder import run_config
 from lmtrain.system.device import autocast, choose_device, choose_precision, cpu_info, set_threads
 from lmtrain.system.machine import installed_bytes, peak_flops
 from lmtrain.training.optimizers import make_optimizer, optimizer_tensors
-from lmtrain.training.schedule import make_budget, sample_order, targets_per_step
+from lmtrain.training.schedule import make_budget, sample_order
 
 DISTILLATION_BUFFERS = 3
 """Arrays of the size of all logits that exist at once in the distillation loss, beside those that autograd saves."""
@@ -44,7 +44,7 @@ def step_flops(model: LanguageModel, config: Config, store: TokenStore) -> float
     if model.adaptive is not None:
         counts = torch.from_numpy(store.split("train").counts(model.vocab_size))
         in_tails = model.adaptive.tail_logits_per_target(counts)
-        flops += 6.0 * targets_per_step(config) * in_tails * (config.model.embed_dim or config.model.dim)
+        flops += 6.0 * config.targets_per_step * in_tails * (config.model.embed_dim or config.model.dim)
     return flops
 
 
@@ -140,7 +140,7 @@ def costs(config: Config, store: TokenStore) -> dict[str, Any]:
     precision = choose_precision(config.train.precision, device)
     memory = memory_estimate(config, store.tokenizer.vocab_size, precision)
     budget = make_budget(config, store)
-    tokens = targets_per_step(config)
+    tokens = config.targets_per_step
     flops, steps_per_epoch = step_flops(model, config, store), samples / config.train.batch_size
     set_threads(config.train.threads)
     peak = peak_flops(device, precision)

@@ -24,7 +24,7 @@ from lmtrain.training.opening import checkpoint_to_resume, locked, open_run
 from lmtrain.training.optimizers import update_ema
 from lmtrain.training.parallel import check_agreement
 from lmtrain.training.randomness import noisy, step_seed
-from lmtrain.training.schedule import make_budget, targets_per_step
+from lmtrain.training.schedule import make_budget
 from lmtrain.training.sharding import full_tensor
 from lmtrain.training.train_state import TrainState
 from lmtrain.training.trainer import Outcome, Trainer, out_of_patience
@@ -99,7 +99,7 @@ def train_step(state: TrainState, lr: float, measure: Measure = nullcontext) -> 
         with measure("forward"), autocast(state.device, state.precision):
             nats = state.forward(inputs, targets)  # -log p of each target: the cross-entropy, not yet reduced
         with measure("backward"):
-            loss = nats.sum() / targets_per_step(state.config)
+            loss = nats.sum() / state.config.targets_per_step
             state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
     with measure("clip"):

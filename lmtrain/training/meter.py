@@ -9,7 +9,6 @@ from lmtrain.errors import LmtrainError
 from lmtrain.system.machine import memory_bytes, peak_flops
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training.costs import step_flops
-from lmtrain.training.schedule import targets_per_step
 from lmtrain.training.train_state import TrainState
 
 MAX_SKIPPED_IN_A_ROW = 20
@@ -61,7 +60,7 @@ class Meter:
             **({} if state.config.train.teacher else {"perplexity": math.exp(min(loss, 700.0))}),
             "lr": lr,
             "grad_norm": norms / steps if steps else math.nan,
-            "tokens_per_second": steps_per_second * targets_per_step(state.config),
+            "tokens_per_second": steps_per_second * state.config.targets_per_step,
             "mfu": steps_per_second * self._flops / self._peak,
             "memory_gb": memory_bytes(state.device) / 1e9,
             "epoch": step * state.config.train.batch_size / state.order.per_epoch(),

@@ -28,7 +28,6 @@ from lmtrain.storage.files import read_manifest
 from lmtrain.storage.run_folder import TOKENIZER, default_name, find_run, has_checkpoint, run_config
 from lmtrain.system.device import choose_device, cores
 from lmtrain.training.other_runs import require_runs
-from lmtrain.training.schedule import targets_per_step
 
 GPU_CORES = 15
 """A multiprocessor of a GPU counts as this many cores of a CPU, by the tokens per second of `wikitext2` on an H200,
@@ -96,7 +95,7 @@ def _recipe(overrides: Sequence[str], tokens: int, vocab_size: int) -> Config:
         return load(recipe if train.init_from is None else _with_model_of(train.init_from, recipe), overrides)
 
     if train.steps is not None:
-        return for_epochs(train.steps * targets_per_step(for_epochs(math.inf)) / tokens)
+        return for_epochs(train.steps * for_epochs(math.inf).targets_per_step / tokens)
     return for_epochs(train.epochs or (train.tokens / tokens if train.tokens else math.inf))
 
 

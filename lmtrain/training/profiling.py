@@ -23,7 +23,6 @@ from lmtrain.system.machine import explain_out_of_memory, machine, peak_flops
 from lmtrain.system.messages import log
 from lmtrain.training.costs import step_flops
 from lmtrain.training.loop import MEMORY_REMEDY, Measure, train_step
-from lmtrain.training.schedule import targets_per_step
 from lmtrain.training.train_state import TrainState, new_state
 
 PARTS = ("data", "forward", "backward", "clip", "optimizer")
@@ -48,7 +47,7 @@ def profile_steps(config: Config, store: TokenStore, folder: Path) -> dict[str, 
             _step(state)
         whole, parts = _timed(state)
         operators = _traced(state, trace)
-    tokens = targets_per_step(state.config)
+    tokens = state.config.targets_per_step
     flops = step_flops(state.model, config, store)
     return {
         "trace": str(trace),

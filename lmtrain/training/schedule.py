@@ -49,11 +49,6 @@ class Budget:
         return replace(self, setup_seconds=seconds)
 
 
-def targets_per_step(config: Config) -> int:
-    """Return the number of predictions per optimizer step, which a budget in tokens counts."""
-    return config.train.batch_size * (1 if config.model.mode == "windowed" else config.model.context)
-
-
 def sample_order(config: Config, store: TokenStore) -> SampleOrder:
     """Return the order of the sequences in the training split. Raises LmtrainError if it is shorter than one."""
     return SampleOrder(store.split("train").tokens, config.model.context, config.model.mode, config.run.seed)
@@ -82,7 +77,7 @@ def _budget_steps(config: Config, samples_per_epoch: int) -> int | None:
     if train.steps is not None:
         return train.steps
     if train.tokens is not None:
-        return -(-train.tokens // targets_per_step(config))
+        return -(-train.tokens // config.targets_per_step)
     if train.epochs is None and train.max_minutes is not None:
         return None
     epochs = DEFAULT_EPOCHS if train.epochs is None else train.epochs
@@ -151,5 +146,5 @@ def evaluation_due(
         return counters.step % train.eval_steps == 0
     if train.max_minutes is None:
         scored = min(train.eval_tokens or validation_tokens, validation_tokens)
-        affordable = steps >= scored / (3 * EVALUATION_COST * targets_per_step(config))
+        affordable = steps >= scored / (3 * EVALUATION_COST * config.targets_per_step)
     return affordable and int(EVALUATIONS * progress) > int(EVALUATIONS * last_progress)

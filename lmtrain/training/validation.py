@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.errors import LmtrainError
-from lmtrain.evaluation.perplexity import Score, evaluate, readable, stride_of
+from lmtrain.evaluation.perplexity import Score, evaluate, readable
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import SAMPLED
 from lmtrain.model.language_model import LanguageModel
@@ -53,7 +53,7 @@ def evaluate_step(state: TrainState, monitor: Monitor, stop: StopSignal) -> floa
     Raises Interrupted, with the counters unchanged, if a stop signal arrives before the evaluation is done.
     """
     config, counters, tokenizer = state.config, state.counters, state.store.tokenizer
-    stride = 1 if config.model.mode == "windowed" else config.model.context
+    stride = config.model.targets
     with evaluating(state.model, state.ema or {}):
         score = validate(state, stride, config.train.eval_tokens, stop)
         if not math.isfinite(score.loss):
@@ -94,7 +94,7 @@ def final_score(state: TrainState, run_dir: Path, stop: StopSignal) -> tuple[Sco
     """
     folder = state.processes.on_main(lambda: str(run_checkpoints.load_chosen(run_dir, None).folder))
     best = load(Path(folder), WEIGHT_GROUPS, verify_hashes=False)
-    step, stride = int(best.info["step"]), stride_of(state.config)
+    step, stride = int(best.info["step"]), state.config.stride
     log.info(f"scoring the best checkpoint (step {step:,}) on the whole validation split, with stride {stride}")
     with evaluating(state.model, best.tensors["model" if state.ema is None else "ema"]):
         return validate(state, stride, None, stop), step
