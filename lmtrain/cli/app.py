@@ -90,14 +90,14 @@ def _hint(error: Any) -> str:
     """Return what an unknown option may be instead: a field, such as train.lr for `--lr 1e-3`, or a prompt."""
     if not hasattr(error, "possibilities"):  # only the error of an unknown option has them
         return ""
-    from lmtrain.config.names import meant
+    from lmtrain.config.names import described, meant
 
     unknown, command = str(error.option_name), str(error.ctx.command.name)
     if unknown in ("--run", "-r") and command == "train":
         return "run.name=NAME names a new run, and --resume RUN resumes one.\n"
-    meanings = [meaning for meaning in meant(unknown.lstrip("-")) if "." in meaning]  # not the name of a section
-    if fields := [meaning for meaning in meanings if accepts(command, meaning.partition(" ")[0])]:
-        return f"A field is set without dashes, as section.field=value: {' or '.join(fields)}\n"
+    names = [name for name in meant(unknown.lstrip("-")) if "." in name]  # not that of a section
+    if fields := [name for name in names if accepts(command, name)]:
+        return f"A field is set without dashes, as section.field=value: {described(fields)}\n"
     if command == "generate" and not error.possibilities:
         return 'A prompt that begins with - needs -- before it: lmtrain generate -- "- a prompt"\n'
     return ""

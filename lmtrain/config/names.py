@@ -65,33 +65,34 @@ ALIASES = {
 _BY_ALIAS = {alias: field for field, aliases in ALIASES.items() for alias in aliases.split()}
 
 
-def meant(key: str) -> list[str]:
-    """Return the fields, or the section, that an unknown name, with or without a section, may stand for, described."""
-    section, _, field = key.rpartition(".")
-    return [*map(_described, _candidates(section, field.lower().replace("-", "_")))]
-
-
 def suggestion(key: str) -> str:
     """What to append to a message about the unknown field `key`: the field that is meant, or how to list all."""
-    if (answer := " or ".join(meant(key))) not in ("", key):
-        return f"; did you mean {answer}?"
+    if (names := meant(key)) not in ([], [key]):
+        return f"; did you mean {described(names)}?"
     section = key if key in SECTIONS else key.rpartition(".")[0]
     if section in SECTIONS:
         return f"; `lmtrain train --fields {section}` lists the fields of {section}"
     return f"; the sections are {', '.join(SECTIONS)}"
 
 
-def _described(name: str) -> str:
-    """A field with the first sentence about it; a section by its name."""
-    section, _, field = name.partition(".")
-    if not field:
-        return name
-    description = " ".join(str(SECTIONS[section][field].description).split())
-    return f"{name} ({description.partition('. ')[0].removesuffix('.')})"
+def described(names: list[str]) -> str:
+    """The names joined by "or": a field with the first sentence about it, a section by its name."""
+
+    def one(name: str) -> str:
+        section, _, field = name.partition(".")
+        if not field:
+            return name
+        description = " ".join(str(SECTIONS[section][field].description).split())
+        return f"{name} ({description.partition('. ')[0].removesuffix('.')})"
+
+    return " or ".join(map(one, names))
 
 
-def _candidates(section: str, name: str) -> list[str]:
-    """The fields, or the section, that `name` may stand for, by the first rule that has any; `section` may be ""."""
+def meant(key: str) -> list[str]:
+    """Return the fields, or the section, that an unknown name, with or without a section, may stand for, by the first
+    rule that has any."""
+    section, _, name = key.rpartition(".")
+    name = name.lower().replace("-", "_")
     same = [f"{other}.{name}" for other, fields in SECTIONS.items() if name in fields]
     if same:
         return same
