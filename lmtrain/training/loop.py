@@ -27,7 +27,7 @@ from lmtrain.training.randomness import noisy, step_seed
 from lmtrain.training.schedule import make_budget
 from lmtrain.training.sharding import full_tensor
 from lmtrain.training.train_state import TrainState
-from lmtrain.training.trainer import Outcome, Trainer, out_of_patience
+from lmtrain.training.trainer import Outcome, Trainer
 
 MEMORY_REMEDY = (
     "lower train.micro_batch or train.loss_chunk (the batch stays the same), model.context, or the model's size"
@@ -61,13 +61,12 @@ def fit(config: Config, store: TokenStore, run_dir: Path, processes: ProcessGrou
 
 def _train(trainer: Trainer) -> Outcome:
     """Take steps until the run ends, and save its last checkpoint. Return the outcome."""
-    state = trainer.state
     try:
         if trainer.evaluation_is_due():  # a signal may have interrupted this step's evaluation
             trainer.evaluate()
-        while trainer.progress() < 1.0 and not out_of_patience(state.config, state.counters):
+        while trainer.progress() < 1.0 and not trainer.out_of_patience():
             lr = trainer.learning_rate()
-            train_step(state, lr)
+            train_step(trainer.state, lr)
             trainer.after_step(lr)
         return trainer.finish()
     except Interrupted as signal:

@@ -4,11 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lmtrain.config.schema import Config
 from lmtrain.evaluation.perplexity import Score
 from lmtrain.system.device import synchronize
 from lmtrain.system.signals import StopSignal
-from lmtrain.training.checkpoint_info import Counters
 from lmtrain.training.meter import Clock, Meter, check_divergence
 from lmtrain.training.monitor import Monitor, literal
 from lmtrain.training.saving import CheckpointSaver
@@ -28,11 +26,6 @@ class Outcome:
     """The score of the best checkpoint on the whole validation split; None if interrupted."""
     best_step: int
     """The step of that checkpoint; 0 if interrupted."""
-
-
-def out_of_patience(config: Config, counters: Counters) -> bool:
-    """Whether the last `train.patience` evaluations had no new best score."""
-    return config.train.patience is not None and counters.stale >= config.train.patience
 
 
 @dataclass
@@ -64,6 +57,11 @@ class Trainer:
     def learning_rate(self) -> float:
         """Return the learning rate of the next step."""
         return learning_rate(self.state.config.train, self.budget, self.state.counters.step, self.clock.seconds)
+
+    def out_of_patience(self) -> bool:
+        """Whether the last `train.patience` evaluations had no new best score."""
+        patience = self.state.config.train.patience
+        return patience is not None and self.state.counters.stale >= patience
 
     def evaluation_is_due(self) -> bool:
         """Whether the current step is to be evaluated and has not been."""
@@ -113,7 +111,7 @@ class Trainer:
         # By the last checkpoint, whose saving may have spent what was left of a budget in time.
         was_early = self.budget.progress(counters.step, self._saved_seconds) < 1.0
         status: Literal["finished", "stopped early"] = (
-            "stopped early" if was_early and out_of_patience(self.state.config, counters) else "finished"
+            "stopped early" if was_early and self.out_of_patience() else "finished"
         )
         if not processes.is_main:
             self.saver.wait()  # if its write fails, the main process waits for it in vain, and ends
