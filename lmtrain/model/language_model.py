@@ -67,12 +67,10 @@ class LanguageModel(nn.Module):
     The first three raise ValueError unless rows have 1 to `context` tokens; `start` reads the last `context` tokens.
     """
 
-    causal = True
-
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
-        assert self.causal == (config.mode == "causal"), "`build.construct` chooses the class"
         self.config = config
+        self.causal = config.mode == "causal"
         self.vocab_size = vocab_size
         dim, width = config.dim, config.embed_dim or config.dim
         self.embedding = Embedding(vocab_size, width)

@@ -19,8 +19,6 @@ class WindowedLanguageModel(LanguageModel):
     It has no cache: each step of decoding re-encodes the window.
     """
 
-    causal = False
-
     @torch.no_grad()
     def start(self, tokens: Tensor, valid: Tensor | None = None) -> tuple[Tensor, State]:
         """Read prompts (B, T) as `LanguageModel.start` does: log p of the next token (B, V), and the state."""
