@@ -17,9 +17,6 @@ from lmtrain.system import disk
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 
 FORMAT = "lmtrain-checkpoint/1"
-WEIGHT_GROUPS = ("model", "ema")
-"""The groups of tensors that scoring needs."""
-
 _GAIN = re.compile(r".+\.length(/exp_avg|/exp_avg_sq)?")
 """The gain of a ScaleNorm and its moments, which were scalars in older checkpoints."""
 _FILE = re.compile(r"(.+?)(-[0-9]{5}-of-[0-9]{5})?\.safetensors")
@@ -96,8 +93,8 @@ def _write(folder: Path, tensors: Tensors, processes: ProcessGroup) -> dict[str,
     return hashes
 
 
-def load(folder: Path, groups: tuple[str, ...] | None = None, *, verify_hashes: bool = True) -> Checkpoint:
-    """Return a checkpoint, or only these `groups` of its tensors, which are read when they are indexed.
+def load(folder: Path, *, only_weights: bool = False, verify_hashes: bool = True) -> Checkpoint:
+    """Return a checkpoint, or only the tensors that scoring needs. They are read when they are indexed.
 
     Without `verify_hashes` only the manifest and the sizes of the files are checked.
     Raises LmtrainError if a file is missing, foreign or damaged.
@@ -107,7 +104,7 @@ def load(folder: Path, groups: tuple[str, ...] | None = None, *, verify_hashes: 
     for name in manifest["files"]:
         match = _FILE.fullmatch(name)
         group = match[1] if match else name
-        if groups is None or group in groups:
+        if group in ("model", "ema") or not only_weights:
             files.setdefault(group, []).append(name)
     if verify_hashes:
         verify(folder, {name: manifest["files"][name] for names in files.values() for name in names})

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lmtrain.errors import LmtrainError, UnreadableError, UsageError
-from lmtrain.storage.checkpoint import FORMAT, WEIGHT_GROUPS, Checkpoint, load
+from lmtrain.storage.checkpoint import FORMAT, Checkpoint, load
 from lmtrain.storage.files import parse_manifest, read_errors, remove_folder, write_errors
 from lmtrain.storage.run_folder import CHECKPOINTS, STEP_PREFIX, step_folder, step_of
 from lmtrain.system import disk
@@ -33,7 +33,7 @@ def _all_folders(run_dir: Path) -> list[Path]:
 
 
 def _first_good(
-    candidates: Iterable[Path], groups: tuple[str, ...] | None = None, *, verify_hashes: bool = True
+    candidates: Iterable[Path], *, only_weights: bool = False, verify_hashes: bool = True
 ) -> tuple[Checkpoint | None, Damaged]:
     """Return the first undamaged one of the `candidates`, and the damaged ones before it.
 
@@ -42,7 +42,7 @@ def _first_good(
     damaged: Damaged = []
     for folder in candidates:
         try:
-            return load(folder, groups, verify_hashes=verify_hashes), damaged
+            return load(folder, only_weights=only_weights, verify_hashes=verify_hashes), damaged
         except UnreadableError:
             raise
         except LmtrainError as error:
@@ -105,7 +105,7 @@ def best_folder(run_dir: Path, until: int | None = None) -> Path | None:
 
     The hashes are not verified.
     """
-    best, _ = _first_good(best_first(run_dir, until), ("model",), verify_hashes=False)
+    best, _ = _first_good(best_first(run_dir, until), only_weights=True, verify_hashes=False)
     return best.folder if best is not None else None
 
 
@@ -117,7 +117,7 @@ def load_chosen(run_dir: Path, which: str | None) -> Checkpoint:
     better one can't be read.
     """
     candidates = best_first(run_dir) if which is None else [choose(run_dir, which)]
-    chosen, damaged = _first_good(candidates or [choose(run_dir, "best")], WEIGHT_GROUPS)  # says that there is none
+    chosen, damaged = _first_good(candidates or [choose(run_dir, "best")], only_weights=True)  # says if there is none
     if not all(folder.exists() for folder, _ in damaged):
         return load_chosen(run_dir, which)  # a run that is being trained has just replaced them
     if chosen is None:

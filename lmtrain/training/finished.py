@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError, field_validator
 from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Score
-from lmtrain.storage.checkpoint import WEIGHT_GROUPS, load
+from lmtrain.storage.checkpoint import load
 from lmtrain.storage.run_folder import STATE, run_config, step_folder, step_of
 from lmtrain.system import disk
 from lmtrain.system.process_group import ProcessGroup
@@ -51,7 +51,7 @@ def finished_outcome(
         if state.status == "finished" and budget.seconds is None and budget.progress(step, 0.0) < 1.0:
             return None
         try:
-            load(step_folder(run_dir, state.best_step), WEIGHT_GROUPS)
+            load(step_folder(run_dir, state.best_step), only_weights=True)
         except LmtrainError:
             return None
         return state.model_dump_json()

@@ -15,7 +15,7 @@ from lmtrain.generation.complete import complete
 from lmtrain.generation.options import SAMPLED
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage import run_checkpoints
-from lmtrain.storage.checkpoint import WEIGHT_GROUPS, load
+from lmtrain.storage.checkpoint import load
 from lmtrain.storage.tensor_files import LazyTensor
 from lmtrain.system.machine import explain_out_of_memory
 from lmtrain.system.messages import log
@@ -93,7 +93,7 @@ def final_score(state: TrainState, run_dir: Path, stop: StopSignal) -> tuple[Sco
     The main process, which knows that all checkpoints are written, chooses and verifies it.
     """
     folder = state.processes.on_main(lambda: str(run_checkpoints.load_chosen(run_dir, None).folder))
-    best = load(Path(folder), WEIGHT_GROUPS, verify_hashes=False)
+    best = load(Path(folder), only_weights=True, verify_hashes=False)
     step, stride = int(best.info["step"]), state.config.stride
     log.info(f"scoring the best checkpoint (step {step:,}) on the whole validation split, with stride {stride}")
     with evaluating(state.model, best.tensors["model" if state.ema is None else "ema"]):

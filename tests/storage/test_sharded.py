@@ -90,7 +90,7 @@ def test_rows_are_read_as_they_were_cut(tmp_path: Path, size: int) -> None:
                     assert torch.equal(stored[first:end], tensor[first:end])
     whole = checkpoint.save(tmp_path / "whole", 1, expected, {"score": 1.0})
     assert state_hash(found) == state_hash(checkpoint.load(whole))
-    assert checkpoint.load(folder, groups=("spikes", "model")).tensors.keys() == {"spikes", "model"}
+    assert checkpoint.load(folder, only_weights=True).tensors.keys() == {"model"}
 
 
 def test_the_same_step_is_written_again_by_fewer_and_older_ones_are_pruned(tmp_path: Path) -> None:
