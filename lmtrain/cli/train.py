@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmtrain.cli.options import ConfigFile, Json, Overrides, Quiet, Source, arguments, require_single_process
-from lmtrain.cli.output import duration, show, show_costs
-from lmtrain.errors import UsageError
+from lmtrain.cli.output import show
+from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.system import launcher
 from lmtrain.system.messages import log
 from lmtrain.system.signals import INTERRUPTED
@@ -58,22 +58,15 @@ def train(
         _fields(arguments(source, overrides))
         return
     from lmtrain.config.loader import with_source
-    from lmtrain.training.other_runs import check_other_runs
-    from lmtrain.training.plan import plan_run, prepare
+    from lmtrain.training.plan import plan_run
 
     plan = plan_run(config, with_source(arguments(source, overrides)), resume)
-    if not (dry_run or profile):
-        _train(plan, as_json)
-        return
-    resolved, store = prepare(plan)
     if dry_run:
-        check_other_runs(resolved, store, plan.run_dir)
-        show_costs(resolved, store, as_json)
+        _dry_run(plan, as_json)
+    elif profile:
+        _profile(plan, as_json)
     else:
-        from lmtrain.training.profiling import profile_steps, profile_text
-
-        result = profile_steps(resolved, store, plan.run_dir / "profile")
-        show(result, f"{profile_text(result)}\n\n{result['trace']}: open it at ui.perfetto.dev", as_json)
+        _train(plan, as_json)
 
 
 def _fields(prefixes: list[str]) -> None:
@@ -86,6 +79,60 @@ def _fields(prefixes: list[str]) -> None:
         if not text:
             raise UsageError(f"no field begins with {prefix!r}{suggestion(prefix)}")
     print("\n".join(texts.values()))
+
+
+def _dry_run(plan: "RunPlan", as_json: bool) -> None:
+    """Print the configuration and its costs; then raise LmtrainError if training needs more memory than there is."""
+    from tqdm import tqdm
+
+    from lmtrain.config.loader import dump
+    from lmtrain.training.costs import costs
+    from lmtrain.training.loop import MEMORY_REMEDY
+    from lmtrain.training.other_runs import check_other_runs
+    from lmtrain.training.plan import prepare
+
+    config, store = prepare(plan)
+    check_other_runs(config, store, plan.run_dir)
+    result, size = costs(config, store), tqdm.format_sizeof
+    estimate, memory = result["estimate"], result["memory_bytes"]
+    epochs = float(f"{estimate['epochs']:.3g}")
+    steps = f"{estimate['steps']:,} steps, {size(estimate['tokens'])} tokens, {epochs:,.15g} epochs"
+    if result.get("steps") == estimate["steps"]:
+        run = f"{steps}, {duration(60 * estimate['minutes'])} (estimated)"
+    else:
+        run = f"{steps} (estimated) in {config.train.max_minutes:g} minutes"
+    place, peak = estimate["device"].replace("cuda", "gpu").upper(), size(estimate["peak_flops"], "FLOP/s")
+    needed, available = memory["total"], estimate["device_memory_bytes"]
+    lines = [
+        dump(config).rstrip(),
+        "---",
+        f"parameters       {size(result['parameters'])}, with a vocabulary of {result['vocabulary']:,}",
+        f"training tokens  {size(result['tokens_per_epoch'])}, {result['steps_per_epoch']:,.1f} steps per epoch",
+        f"step             {result['tokens_per_step']:,} tokens, {size(result['flops_per_step'], 'FLOP')}, "
+        f"{duration(estimate['seconds_per_step'])} (estimated)",
+        f"run              {run}, without evaluations",
+        f"                 at {estimate['utilization']:.0%} of the {peak} of a matrix product on this {place} in "
+        f"{estimate['precision']}",
+        f"memory           {size(needed, 'B')} of tensors (estimated) of {size(available, 'B')}",
+        *(f"  {name:16} {size(part, 'B')}" for name, part in memory.items() if part and name != "total"),
+    ]
+    show({"config": config.model_dump(mode="json"), **result}, "\n".join(lines), as_json)
+    if needed > available and not launcher.is_distributed():  # else shards may fit where the whole does not
+        fits_without_batch = needed - memory["activations"] - memory["logits"] < available
+        remedy = MEMORY_REMEDY if fits_without_batch else "lower model.dim, model.layers or the vocabulary's size"
+        raise LmtrainError(
+            f"training needs an estimated {size(needed, 'B')} of memory, and the device has {size(available, 'B')}: "
+            f"{remedy}"
+        )
+
+
+def _profile(plan: "RunPlan", as_json: bool) -> None:
+    """Time a few steps; print where their time goes, and where the trace is."""
+    from lmtrain.training.plan import prepare
+    from lmtrain.training.profiling import profile_steps, profile_text
+
+    result = profile_steps(*prepare(plan), plan.run_dir / "profile")
+    show(result, f"{profile_text(result)}\n\n{result['trace']}: open it at ui.perfetto.dev", as_json)
 
 
 def _train(plan: "RunPlan", as_json: bool) -> None:
@@ -111,3 +158,11 @@ def _train(plan: "RunPlan", as_json: bool) -> None:
     show({**figures, "best_step": outcome.best_step, "valid": score.summary()}, "\n".join([heading, *lines]), as_json)
     run, runs = shlex.quote(str(run_dir)), shlex.quote(str(run_dir.parent))
     log.info(f'next: lmtrain generate "Once" --run {run}; tensorboard --logdir {runs}')
+
+
+def duration(seconds: float) -> str:
+    """Format a time in the unit that fits: `650 ms`, `2.5 s`, `55.0 minutes`, `2.4 days`."""
+    for name, unit in (("days", 86400), ("hours", 3600), ("minutes", 60), ("s", 1)):
+        if seconds >= unit:
+            return f"{seconds / unit:,.{1 if seconds < 100 * unit else 0}f} {name}"
+    return f"{float(f'{1000 * seconds:.3g}'):g} ms"
