@@ -13,7 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from lmtrain.data.local import SPLIT_NAMES, column_rows, row_lines
+from lmtrain.data.local import column_rows, row_lines
+from lmtrain.data.split_files import SPLIT_NAMES
 from lmtrain.data.splits import Text
 from lmtrain.errors import LmtrainError
 from lmtrain.system.messages import log, shows_bars

@@ -17,17 +17,6 @@ from typing import IO, Any
 
 from lmtrain.errors import LmtrainError
 
-SPLIT_NAMES = {
-    "train": "train",
-    "training": "train",
-    "valid": "valid",
-    "validation": "valid",
-    "val": "valid",
-    "dev": "valid",
-    "test": "test",
-}
-"""The names of splits in file names and on the hub."""
-
 CODE = (
     *(".py", ".c", ".h", ".cc", ".cpp", ".hpp", ".cs", ".java", ".js", ".jsx", ".ts", ".tsx", ".rs", ".go", ".rb"),
     *(".php", ".swift", ".kt", ".scala", ".jl", ".lua", ".sh", ".sql", ".css"),
@@ -67,17 +56,6 @@ def text_lines(text: str) -> Iterator[tuple[str, bool]]:
     return ((line, False) for line in _lines(text.removeprefix("\ufeff")))
 
 
-def name_in(folder: Path, file: Path) -> str:
-    """Return the name of a file in the source folder, or of the source file; bytes that are not UTF-8 are escaped."""
-    return os.fsencode(file.relative_to(folder) if file != folder else file.name).decode(errors="backslashreplace")
-
-
-def reject_dangling(path: Path) -> None:
-    """Raise LmtrainError if a path is a link to a missing file: ignoring it would lose text silently."""
-    if path.is_symlink() and not path.exists():
-        raise LmtrainError(f"{path} is a link to a file that isn't there: mend it or delete it")
-
-
 def read_lines(paths: Sequence[Path], text_column: str) -> Iterator[tuple[str, bool]]:
     """Yield the lines of `paths`, one file after the other, with bounded memory.
 
@@ -92,7 +70,7 @@ def read_lines(paths: Sequence[Path], text_column: str) -> Iterator[tuple[str, b
         if kind(path) in READERS:
             yield from row_lines(READERS[kind(path)](path, text_column))
         else:
-            for number, text in enumerate(_text_lines(path)):
+            for number, text in enumerate(_file_lines(path)):
                 yield text, are_documents and number == 0
 
 
@@ -156,7 +134,7 @@ def _open(path: Path) -> IO[bytes]:
     return BufferedReader(stream, 1 << 20)
 
 
-def _text_lines(path: Path) -> Iterator[str]:
+def _file_lines(path: Path) -> Iterator[str]:
     number = 0
     try:
         with TextIOWrapper(_open(path), encoding="utf-8-sig") as file:
@@ -191,7 +169,7 @@ def _after(number: int) -> str:
 
 def _json_rows(path: Path, text_column: str) -> Iterator[str]:
     """The texts of JSON lines, or of one array of objects, which is held in memory."""
-    lines = _text_lines(path)
+    lines = _file_lines(path)
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -215,7 +193,7 @@ def _csv_rows(path: Path, text_column: str) -> Iterator[str]:
     """The texts of a table with a header row; quoted fields may have line ends in them."""
     csv.field_size_limit(LONGEST_LINE)
     delimiter = "\t" if kind(path) == ".tsv" else ","
-    reader = csv.reader((f"{line}\n" for line in _text_lines(path)), delimiter=delimiter, strict=True)
+    reader = csv.reader((f"{line}\n" for line in _file_lines(path)), delimiter=delimiter, strict=True)
     try:
         rows = filter(None, reader)  # an empty line is no row
         header = next(rows, [])

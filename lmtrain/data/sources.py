@@ -14,7 +14,7 @@ from lmtrain.config.schema import DataConfig
 from lmtrain.data import local
 from lmtrain.data.hub import fetch
 from lmtrain.data.sample import SampleSplit
-from lmtrain.data.split_files import find_splits, listed
+from lmtrain.data.split_files import find_splits, listed, name_in, reject_dangling
 from lmtrain.data.splits import Text
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.storage.files import read_errors, sha256_bytes, sha256_file
@@ -90,7 +90,7 @@ def _check_hub_id(source: str) -> None:
     path, siblings = Path(source), []
     with suppress(OSError, ValueError, RuntimeError):  # no such folder or ~user, or a name that no path can have
         path = path.expanduser()
-        local.reject_dangling(path)
+        reject_dangling(path)
         siblings = [*map(str, path.parent.iterdir())]
     if (
         _HUB_ID.fullmatch(source)
@@ -114,7 +114,7 @@ def _local(path: Path, data: DataConfig) -> Source:
         files = {"train": [path]}
     hashes = {file: sha256_file(file) for paths in files.values() for file in paths}
     column = data.text_column if any(local.kind(file) in local.READERS for file in hashes) else None
-    by_split = {split: {local.name_in(path, file): hashes[file] for file in paths} for split, paths in files.items()}
+    by_split = {split: {name_in(path, file): hashes[file] for file in paths} for split, paths in files.items()}
     # A file and a folder with only this file differ: one is split 90/5/5, the other 95/5.
     origin = {"files": by_split if path.is_dir() else by_split["train"], "text_column": column}
 

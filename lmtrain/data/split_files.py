@@ -1,14 +1,26 @@
 """Which files of a folder are which split, by their names."""
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lmtrain.data.local import CODE, SHARD, SPLIT_NAMES, SUFFIXES, kind, name_in, plain, reject_dangling
+from lmtrain.data.local import CODE, SHARD, SUFFIXES, kind, plain
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import MANIFEST, read_errors
 from lmtrain.storage.run_folder import CHECKPOINTS, CONFIG, METRICS
 from lmtrain.system.messages import log
+
+SPLIT_NAMES = {
+    "train": "train",
+    "training": "train",
+    "valid": "valid",
+    "validation": "valid",
+    "val": "valid",
+    "dev": "valid",
+    "test": "test",
+}
+"""The names of splits in file names and on the hub."""
 
 _NUMBER = re.compile(r"[._-]?(\d+)(-of-\d+)?$")
 _SHOWN = 3
@@ -90,6 +102,17 @@ def _named_splits(folder: Path, texts: list[Path]) -> dict[str, list[Path]]:
     for split, paths in splits.items():
         _reject_missing_shards(folder, split, paths)
     return splits
+
+
+def name_in(folder: Path, file: Path) -> str:
+    """Return the name of a file in the source folder, or of the source file; bytes that are not UTF-8 are escaped."""
+    return os.fsencode(file.relative_to(folder) if file != folder else file.name).decode(errors="backslashreplace")
+
+
+def reject_dangling(path: Path) -> None:
+    """Raise LmtrainError if a path is a link to a missing file: ignoring it would lose text silently."""
+    if path.is_symlink() and not path.exists():
+        raise LmtrainError(f"{path} is a link to a file that isn't there: mend it or delete it")
 
 
 def listed(folder: Path, paths: Sequence[Path]) -> str:

@@ -72,7 +72,14 @@ def test_a_dry_run_of_what_memory_can_not_hold_fails_with_a_remedy(
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.00123, "1.23 ms"), (0.9996, "1000 ms"), (2.5, "2.5 s"), (90, "1.5 minutes"), (7200, "2.0 hours"), (1e7, "116 days")],
+    [
+        (0.00123, "1.23 ms"),
+        (0.9996, "1000 ms"),
+        (2.5, "2.5 s"),
+        (90, "1.5 minutes"),
+        (7200, "2.0 hours"),
+        (1e7, "116 days"),
+    ],
 )
 def test_durations_are_in_the_unit_that_fits(seconds: float, text: str) -> None:
     assert duration(seconds) == text
