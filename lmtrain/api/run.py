@@ -45,8 +45,6 @@ class Run:
     config: Config
     device: torch.device
     precision: str | None
-    progress: bool
-    """Whether scores show a progress bar, if `shows_bars`."""
 
     def __repr__(self) -> str:
         return f"Run({' + '.join(str(one.run_dir) for one in self.members)}, step {self.step:,})"
@@ -234,8 +232,7 @@ class Run:
         return text_split(text_lines(text), self.tokenizer, label="the text")
 
     def _bar(self, title: str | None, tokens: int) -> "tqdm[NoReturn]":
-        disabled = not (self.progress and shows_bars())
-        return tqdm(desc=title, total=tokens, unit="tok", unit_scale=True, disable=disabled, delay=0.5)
+        return tqdm(desc=title, total=tokens, unit="tok", unit_scale=True, disable=not shows_bars(), delay=0.5)
 
 
 def load(
@@ -245,7 +242,6 @@ def load(
     weights: str = "auto",
     device: str = "auto",
     precision: str | None = None,
-    progress: bool = False,
 ) -> Run:
     """Load a trained run.
 
@@ -256,8 +252,8 @@ def load(
     - `device`: `cpu`, `cuda`, or `auto` (CUDA if available).
     - `precision`: `fp32`, `bf16`, `fp16` or `auto` (the fastest); None: `train.precision` for scores, else `auto`.
 
-    Messages go to stderr. Raises LmtrainError if a run does not exist or is damaged, or if several can't be averaged,
-    and UsageError for any other value of an argument.
+    Messages and progress go to stderr. Raises LmtrainError if a run does not exist or is damaged, or if several can't
+    be averaged, and UsageError for any other value of an argument.
     """
     for name, value, choices in (
         ("weights", weights, ("auto", "raw", "ema")),
@@ -275,4 +271,4 @@ def load(
     # The data folder in the run's configuration may be one of another machine.
     config = members[0].config
     config = config.model_copy(update={"data": config.data.model_copy(update={"dir": DataConfig().dir})})
-    return Run(members, config, choose_device(device), precision, progress)
+    return Run(members, config, choose_device(device), precision)

@@ -73,7 +73,6 @@ def evaluate(
         weights=weights,
         device=device,
         precision=precision,
-        progress=True,
     )
     trained = _with_settings(trained, config, overrides)
     # A source that only the run names is not read.

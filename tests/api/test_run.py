@@ -250,7 +250,7 @@ def test_several_runs_are_the_mean_of_their_probabilities(lmtrain: Lmtrain, work
     assert " + runs/other step " in lmtrain("eval", *options, "--limit", "200").out
 
 
-def test_scores_show_their_progress_only_on_request(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_show_their_progress_where_other_bars_are_shown(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disabled: list[bool] = []
 
     def bar(*, disable: bool, **options: Any) -> Any:
@@ -258,15 +258,10 @@ def test_scores_show_their_progress_only_on_request(workdir: Path, monkeypatch: 
         return tqdm(disable=True, **options)
 
     monkeypatch.setattr("lmtrain.api.run.tqdm", bar)
-    for columns, progress, level in (
-        (80, False, logging.INFO),
-        (80, True, logging.INFO),
-        (80, True, logging.WARNING),
-        (0, True, logging.INFO),
-    ):
+    for columns, level in ((80, logging.INFO), (80, logging.WARNING), (0, logging.INFO)):
         with terminal(monkeypatch, columns), log_level(level):
-            library.load("sample", progress=progress).score("The river .\n")
-    assert disabled == [True, False, True, True]
+            library.load("sample").score("The river .\n")
+    assert disabled == [False, True, True]
 
 
 def test_a_configuration_may_be_named_by_a_text(workdir: Path) -> None:
