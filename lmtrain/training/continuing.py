@@ -22,11 +22,12 @@ def steps_independent_of_budget(train: TrainConfig, budget: Budget) -> int:
     steps with `constant`, except the last one if it is evaluated only because it is the last. 0 for other schedules,
     and if the schedule follows the clock.
     """
-    if budget.steps is None or budget.seconds is not None:
+    steps = budget.fixed_steps
+    if steps is None:
         return 0
     if train.schedule == "constant":
-        return budget.steps - (train.eval_steps is not None and budget.steps % train.eval_steps > 0)
-    return int((1.0 - train.decay) * budget.steps) if train.schedule == "wsd" else 0
+        return steps - (train.eval_steps is not None and steps % train.eval_steps > 0)
+    return int((1.0 - train.decay) * steps) if train.schedule == "wsd" else 0
 
 
 def last_common(run_dir: Path, train: TrainConfig, budget: Budget, last: Checkpoint) -> Checkpoint:

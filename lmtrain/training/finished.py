@@ -48,7 +48,7 @@ def finished_outcome(
         if state is None or state.step != step:
             return None
         # A budget in time can't change, and was perhaps spent only while the last checkpoint was saved.
-        if state.status == "finished" and budget.seconds is None and budget.progress(step, 0.0) < 1.0:
+        if state.status == "finished" and budget.fixed_steps is not None and step < budget.fixed_steps:
             return None
         try:
             load(step_folder(run_dir, state.best_step), only_weights=True)

@@ -94,8 +94,8 @@ def open_run(
             run_folder.create_run(run_dir, config)
             store.tokenizer.save(run_dir / run_folder.TOKENIZER)
             run_checkpoints.remove_after(run_dir, step)  # they belong to the curves that the monitor cuts off
-            total, size = None if budget.seconds is not None else budget.steps, info.metrics_bytes
-            monitor = RunMonitor(run_dir, step=step, progress=progress, total_steps=total, metrics_bytes=size)
+            steps, size = budget.fixed_steps, info.metrics_bytes
+            monitor = RunMonitor(run_dir, step=step, progress=progress, total_steps=steps, metrics_bytes=size)
     common = steps_independent_of_budget(config.train, budget)
     with closing(monitor):
         try:

@@ -27,6 +27,11 @@ class Budget:
     setup_seconds: float = 0.0
     """Seconds before the first step, mostly compilation."""
 
+    @property
+    def fixed_steps(self) -> int | None:
+        """The steps, if nothing else limits the run; None if its schedule follows the clock."""
+        return self.steps if self.seconds is None else None
+
     def progress(self, step: int, seconds: float) -> float:
         """Return the fraction of the budget that is spent, in [0, 1].
 
@@ -118,9 +123,9 @@ def _schedule(train: TrainConfig, progress: float, warmup: float) -> float:
 
 def warmup_steps(train: TrainConfig, budget: Budget) -> float | None:
     """Return how many steps the warmup takes, or None if it follows the clock."""
-    if budget.steps is None or budget.seconds is not None:
+    if budget.fixed_steps is None:
         return None
-    length = train.warmup if train.warmup >= 1 else train.warmup * budget.steps
+    length = train.warmup if train.warmup >= 1 else train.warmup * budget.fixed_steps
     return max(1.0, length) if length else 0.0
 
 
