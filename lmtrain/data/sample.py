@@ -208,6 +208,7 @@ class SampleSplit:
     def __init__(self, tokens: int, seed: int) -> None:
         self._tokens = tokens
         self._seed = seed
+        self.made, self.nats = 0, 0.0
 
     def __iter__(self) -> Iterator[tuple[str, bool]]:
         grammar = encyclopedia()

@@ -198,8 +198,9 @@ def _rate(weight: Tensor, rms: Tensor) -> Tensor:
 
 def settings_used(settings: EvalConfig, *, dynamic: bool, cache: bool) -> dict[str, float]:
     """Return the settings that have an effect on the scores, by name."""
-    methods = ["temperature", *["cache"] * cache, *["dynamic"] * dynamic]
-    return {name: value for name, value in settings.model_dump().items() if name.partition("_")[0] in methods}
+    of_cache, of_dynamic = ("cache_weight", "cache_theta", "cache_window"), ("dynamic_rate",)
+    names = ("temperature", *(of_cache if cache else ()), *(of_dynamic if dynamic else ()))
+    return {name: getattr(settings, name) for name in names}
 
 
 def adaptable(model: Predictor, precision: str) -> list[LanguageModel]:
