@@ -18,7 +18,7 @@ import torch
 from bench_training import ONLY_STEPS, SEED, gpt2, random_corpus, recipe_options
 from record import Row, lmtrain, measure_beside, run_python, seconds
 
-from lmtrain.system.device import choose_device, choose_precision
+from lmtrain.system.device import DTYPES, choose_device, choose_precision
 
 PROMPT, REPEATS = 8, 3
 CASES = tuple(itertools.product((1, 16), (1, 4)))
@@ -71,7 +71,7 @@ def measure_transformers(side: Row) -> list[float]:
     """The best of some repeats of `generate` for each case, after one that warms up."""
     importlib.import_module("transformers").logging.set_verbosity_error()
     torch.manual_seed(SEED)
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[side["precision"]]
+    dtype = DTYPES[side["precision"]]
     new = side["new_tokens"]
     sizes = side | {"context": PROMPT + new}
     model = gpt2(sizes, bos_token_id=0, eos_token_id=None, pad_token_id=0).to(side["device"], dtype).eval()

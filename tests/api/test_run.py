@@ -170,7 +170,7 @@ def test_the_score_of_a_text_is_that_of_its_tokens_one_by_one(lmtrain: Lmtrain, 
         run.score(b"a")  # type: ignore[arg-type]
     for wrong in ({"device": "gpu"}, {"weights": "best"}, {"precision": "fp8"}):
         with pytest.raises(UsageError, match="it is one of"):
-            library.load("sample", **wrong)  # type: ignore[arg-type]
+            library.load("sample", **wrong)
 
 
 def test_an_evaluation_is_that_of_the_command(lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
