@@ -67,7 +67,7 @@ class Tokenizer:
         vocabulary: dict[str, int] = backend.get_vocab()
         if not {description.eos, description.unk} - {None} <= vocabulary.keys():
             raise ValueError("is damaged: its vocabulary lacks its end-of-text or its unknown token")
-        if description.kind != "file" and description != tokenizer_file.own_description(description.kind):
+        if description.kind != "file" and description != tokenizer_file.Description.of_kind(description.kind):
             raise ValueError(f"is damaged: its field {tokenizer_file.FIELD!r} is not that of kind {description.kind}")
         if description.kind == "byte" and vocabulary != BYTE_VOCABULARY:
             raise ValueError("is damaged: its vocabulary is not that of bytes")
@@ -129,8 +129,8 @@ class Tokenizer:
     def _made(cls, kind: Kind, backend: Any) -> Self:
         # `<eos>` is not an added token, because the library finds added tokens in any text.
         document: Json = json.loads(backend.to_str()) | {"added_tokens": []}
-        description = tokenizer_file.own_description(kind)
-        content = tokenizer_file.described(document, description)
+        description = tokenizer_file.Description.of_kind(kind)
+        content = description.added_to(document)
         if len(content) > tokenizer_file.MOST_BYTES:
             size = backend.get_vocab_size()
             raise LmtrainError(f"a vocabulary of {size:,} entries is too large: set tokenizer.vocab_size")
@@ -146,10 +146,10 @@ class Tokenizer:
         content = tokenizer_file.read(path)
         try:
             backend, document = tokenizer_file.parse(content)
-            description = tokenizer_file.description(document)
+            description = tokenizer_file.Description.read(document)
             if description is None:
                 description = external_tokenizer.describe(path, backend, document, eos_token)
-                content = tokenizer_file.described(document, description)
+                content = description.added_to(document)
             elif eos_token not in (None, description.eos):
                 raise ValueError(
                     f"is one of a run, in which {description.eos} ends a text: leave tokenizer.eos_token out"

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import tokenizers
 from pydantic import BaseModel, ValidationError
@@ -36,10 +36,26 @@ class Description(BaseModel, strict=True):
     eos: str
     unk: str | None
 
+    @classmethod
+    def of_kind(cls, kind: Kind) -> Self:
+        """Return the description of a tokenizer of this kind, which lmtrain trains."""
+        return cls(kind=kind, eos=EOS, unk=UNK if kind == "word" else None)
 
-def own_description(kind: Kind) -> Description:
-    """Return the description of a tokenizer of this kind, which lmtrain trains."""
-    return Description(kind=kind, eos=EOS, unk=UNK if kind == "word" else None)
+    @classmethod
+    def read(cls, document: Json) -> Self | None:
+        """Return what a document says in lmtrain's field; None if lmtrain did not write it."""
+        if FIELD not in document["model"]:
+            kind = _earlier_kind(document)
+            return None if kind is None else cls.of_kind(kind)
+        try:
+            return cls.model_validate(document["model"][FIELD])
+        except ValidationError:
+            raise ValueError(f"is damaged: its field {FIELD!r} is not one that lmtrain wrote") from None
+
+    def added_to(self, document: Json) -> bytes:
+        """Return the content of a tokenizer.json: `document` with this description."""
+        model = {FIELD: self.model_dump(), **document["model"]}
+        return json.dumps(document | {"model": model}, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def new_backend(kind: Kind, vocabulary: dict[str, int]) -> Any:
@@ -99,29 +115,14 @@ def backend_errors(message: str) -> Iterator[None]:
         raise ValueError(message + " ".join(str(error).split())[:200]) from None
 
 
-def description(document: Json) -> Description | None:
-    """Return what a document says in lmtrain's field; None if lmtrain did not write it."""
-    if FIELD not in document["model"]:
-        return _earlier_description(document)
-    try:
-        return Description.model_validate(document["model"][FIELD])
-    except ValidationError:
-        raise ValueError(f"is damaged: its field {FIELD!r} is not one that lmtrain wrote") from None
-
-
-def described(document: Json, added: Description) -> bytes:
-    """Return the content of a tokenizer.json: `document` with the description `added`."""
-    model = {FIELD: added.model_dump(), **document["model"]}
-    return json.dumps(document | {"model": model}, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _earlier_description(document: Json) -> Description | None:
-    """The description of a file that an earlier version wrote, without the field; its parts and first tokens tell."""
+def _earlier_kind(document: Json) -> Kind | None:
+    """The kind of a file that an earlier version wrote, without the field; its parts and first tokens tell."""
     vocabulary = document["model"].get("vocab")
-    for kind in ("word", "bpe", "byte") if isinstance(vocabulary, dict) else ():
+    kinds: tuple[Kind, ...] = ("word", "bpe", "byte")
+    for kind in kinds if isinstance(vocabulary, dict) else ():
         first = {token: index for index, token in enumerate([UNK, EOS] if kind == "word" else [EOS])}
         own = json.loads(new_backend(kind, first).to_str())
         same = all(document.get(part) == own[part] for part in ("normalizer", "pre_tokenizer", "added_tokens"))
         if same and document["model"].get("type") == own["model"]["type"] and first.items() <= vocabulary.items():
-            return own_description(kind)
+            return kind
     return None

@@ -135,10 +135,15 @@ def test_activation_checkpointing_computes_every_block_again() -> None:
     assert len(calls) == 4
 
 
-def test_global_tokens_start_as_large_as_the_scaled_embedding() -> None:
-    found = build(dim=64, attention="global", attention_globals=64).encoder.global_tokens
-    assert found is not None
-    assert found.std().item() == pytest.approx(0.5, rel=0.1)
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"attention": "global", "attention_globals": 64}, "encoder.global_tokens"),
+        ({"context": 64, "position": "learned"}, "position.weight"),
+    ],
+)
+def test_what_is_added_to_the_embedding_starts_as_large_as_it(fields: dict[str, object], name: str) -> None:
+    assert build(dim=64, **fields).get_parameter(name).std().item() == pytest.approx(0.5, rel=0.1)
 
 
 @pytest.mark.parametrize("kind", ["compressed", "linformer", "induced"])
@@ -147,12 +152,6 @@ def test_both_dropouts_reach_every_kind_of_block(kind: str, rate: str) -> None:
     model = build(mode="windowed", position="none", attention=kind, layers=1, **{rate: 0.5})
     model.encoder.train()
     assert not torch.equal(model.predict(tokens(1, 12)), model.predict(tokens(1, 12)))
-
-
-def test_learned_positions_start_as_large_as_the_scaled_embedding() -> None:
-    found = build(dim=64, context=64, position="learned").position
-    assert found is not None
-    assert found.weight.std().item() == pytest.approx(0.5, rel=0.1)
 
 
 def test_an_untied_output_layer_starts_at_the_scale_of_the_embedding() -> None:

@@ -167,19 +167,27 @@ def test_running_out_of_memory_in_an_evaluation_names_its_own_remedy(
         run(tiny, tmp_path)
 
 
-def test_the_bar_of_a_resumed_run_begins_after_what_loading_took(
-    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace
-) -> None:
-    """A quarter of the minute is spent before, and another one while the model is made."""
-    make, shown = new_state, list[float]()
-
-    def slowly(*arguments: Any, **options: Any) -> TrainState:
-        clock.seconds += 15.0 if shown else 0.0
-        return make(*arguments, **options)
+def note_progress(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The list to which the progress at which each run's bar begins is added."""
+    shown: list[float] = []
 
     def noted(*arguments: Any, progress: float, **options: Any) -> RunMonitor:
         shown.append(progress)
         return RunMonitor(*arguments, progress=progress, **options)
+
+    monkeypatch.setattr(opening, "RunMonitor", noted)
+    return shown
+
+
+def test_the_bar_of_a_resumed_run_begins_after_what_loading_took(
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace
+) -> None:
+    """A quarter of the minute is spent before, and another one while the model is made."""
+    make, shown = new_state, note_progress(monkeypatch)
+
+    def slowly(*arguments: Any, **options: Any) -> TrainState:
+        clock.seconds += 15.0 if shown else 0.0
+        return make(*arguments, **options)
 
     def step(state: TrainState, lr: float) -> None:
         clock.seconds += 15.0
@@ -188,7 +196,6 @@ def test_the_bar_of_a_resumed_run_begins_after_what_loading_took(
             signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(opening, "new_state", slowly)
-    monkeypatch.setattr(opening, "RunMonitor", noted)
     monkeypatch.setattr(loop, "train_step", step)
     config = change(tiny, train__steps=None, train__max_minutes=1.0, train__eval_steps=1000)
     assert run(config, tmp_path)[0].status == "interrupted"
@@ -208,13 +215,7 @@ def test_a_finished_run_is_left_alone_and_a_damaged_checkpoint_replaced(
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == written
     newest = run_checkpoints.choose(tmp_path, "last")
     flip_bit(newest / "model.safetensors", -3)
-    shown: list[float] = []
-
-    def noted(*arguments: Any, progress: float, **options: Any) -> RunMonitor:
-        shown.append(progress)
-        return RunMonitor(*arguments, progress=progress, **options)
-
-    monkeypatch.setattr(opening, "RunMonitor", noted)
+    shown = note_progress(monkeypatch)
     _, notes = run(tiny, tmp_path, quiet=False)
     assert shown == [10 / 12]
     assert "it was set aside as step-00000012.damaged" in notes[0]
