@@ -22,6 +22,12 @@ SOURCE: dict[str, object] = {
 }
 """The published design: a window in both directions, and one attention pool with a seed."""
 DEFAULT: dict[str, object] = {}
+PATTERNS: dict[str, object] = {
+    "attention": ["local+strided", "local"],
+    "attention_window": 2,
+    "attention_stride": 5,
+    "position": "alibi",
+}
 
 
 class WrittenOut:
@@ -64,24 +70,36 @@ class WrittenOut:
             turned[i + self.width // 2] = one * math.sin(angle) + other * math.cos(angle)
         return turned
 
+    def allowed(self, layer: int, query: int, key: int) -> bool:
+        """Whether attention lets a query attend to a key."""
+        if self.config.mode == "causal" and key > query:
+            return False
+        distance, parts = abs(query - key), self.config.layer_attention[layer].split("+")
+        is_near = "local" in parts and distance < self.config.attention_window
+        return "full" in parts or is_near or ("strided" in parts and distance % self.config.attention_stride == 0)
+
     def mean(self, scores: list[Tensor], values: list[Tensor]) -> Tensor:
         weights = torch.stack(scores).exp()
         return sum((w * value for w, value in zip(weights / weights.sum(), values, strict=True)), torch.zeros(()))
 
-    def block(self, name: str, x: list[Tensor]) -> list[Tensor]:
+    def block(self, layer: int, x: list[Tensor]) -> list[Tensor]:
+        name = f"encoder.blocks.{layer}"
         normed = [self.norm(f"{name}.attention_residual.norm", state) for state in x]
         query, key, value = (
             [self.product(f"{name}.attention.{part}", state) for state in normed] for part in ("query", "key", "value")
         )
         result = []
         for t, state in enumerate(x):
-            seen = range(t + 1) if self.config.mode == "causal" else range(len(x))
+            seen = [i for i in range(len(x)) if self.allowed(layer, t, i)]
             pooled = []
             for head in range(self.heads):
                 asking = self.rotated(self.head(query[t], head), t)
                 keys = [self.rotated(self.head(key[i], head), i) for i in seen]
                 values = [self.head(value[i], head) for i in seen]
-                pooled.append(self.mean([asking @ k / math.sqrt(self.width) for k in keys], values))
+                slope = 2 ** (-8 * (head + 1) / self.heads) if self.config.position == "alibi" else 0.0
+                distances = [slope * abs(t - i) for i in seen]
+                scores = [asking @ k / math.sqrt(self.width) - d for k, d in zip(keys, distances, strict=True)]
+                pooled.append(self.mean(scores, values))
             h = state + self.product(f"{name}.attention.output", torch.cat(pooled))
             normed_h = self.norm(f"{name}.feed_forward_residual.norm", h)
             result.append(h + self.feed_forward(f"{name}.feed_forward", normed_h))
@@ -110,7 +128,7 @@ class WrittenOut:
             for t, angles in enumerate(self.angles(t, self.config.dim) for t in range(len(text))):
                 x[t] = x[t] + torch.stack((angles.sin(), angles.cos()), dim=-1).flatten()
         for layer in range(self.config.layers):
-            x = self.block(f"encoder.blocks.{layer}", x)
+            x = self.block(layer, x)
         causal = self.config.mode == "causal"
         pooled = [self.pool(x, t) for t in (range(len(text)) if causal else [len(text) - 1])]
         logits = [embedding @ self.norm("norm", state) + self.weights["output_bias"] for state in pooled]
@@ -118,9 +136,30 @@ class WrittenOut:
         return found if causal else found[0]
 
 
-@pytest.mark.parametrize("fields", [SOURCE, DEFAULT], ids=["source", "default"])
+@pytest.mark.parametrize(
+    "fields",
+    [SOURCE, DEFAULT, PATTERNS, PATTERNS | {"mode": "windowed"}],
+    ids=["source", "default", "patterns", "windowed patterns"],
+)
 def test_the_model_is_its_formulas(fields: dict[str, object]) -> None:
     model, text = build(**fields).double(), tokens(1, 12)
     for name, weight in model.named_parameters():
         nn.init.normal_(weight, mean=1.0 if name.endswith(("norm.weight", "length")) else 0.0, std=0.3)
     torch.testing.assert_close(model.predict(text)[0], WrittenOut(model).log_probs(text[0].tolist()), atol=1e-6, rtol=0)
+
+
+def test_sizes_of_attention_are_those_of_the_configuration() -> None:
+    sizes: dict[str, object] = {
+        "position": "none",
+        "attention_globals": 3,
+        "compression": 5,
+        "inducing_points": 7,
+        "projected_length": 6,
+    }
+    model = build(mode="windowed", layers=3, attention=["global", "compressed", "induced"], **sizes)
+    names = "encoder.global_tokens", "encoder.blocks.2.inducing"
+    assert [len(model.get_parameter(name)) for name in names] == [3, 7]
+    assert model.encoder.blocks[0].attention.pattern.global_tokens == 3
+    assert model.encoder.blocks[1].attention.stride == 5
+    projected = build(mode="windowed", attention="linformer", **sizes)
+    assert projected.get_parameter("encoder.blocks.0.attention.mix_key").shape == (6, 12)

@@ -2,14 +2,11 @@
 
 import itertools
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from lmtrain.generation.beam import beam_search
-from lmtrain.generation.options import Options
 from lmtrain.nn.alignment import (
     AlignedAttention,
     LocationAwareAttention,
@@ -19,8 +16,6 @@ from lmtrain.nn.alignment import (
 )
 from lmtrain.nn.attention import padding_mask, split_heads
 from lmtrain.nn.kv_cache import Rows
-from tests.nn.translation import BEGIN, END, SIZES, SOURCE, make
-from tests.nn.translation import VALID as SOURCE_VALID
 
 B, H, TQ, TK, WIDTH = 2, 3, 4, 5, 12
 D = WIDTH // H
@@ -187,27 +182,6 @@ def test_padded_keys_get_no_weight_and_no_key_at_all_gives_zeros(kind: type[Alig
     assert not nothing.any()
     assert not weights.any()
     assert torch.equal(layer(query, key[:, :0]), nothing)
-
-
-@every_layer
-def test_beam_search_scores_its_texts_as_teacher_forcing_does(kind: type[AlignedAttention]) -> None:
-    """The beam's rows are selected, repeated and dropped between steps."""
-    model = make(replace(SIZES, cross_attention=kind))
-    model.prediction.vocabulary.weight.data.mul_(3)
-    found = beam_search(
-        *model.start(SOURCE, SOURCE_VALID),
-        model.step,
-        Options(max_tokens=6, beams=3, results=3),
-        is_end=lambda ids: ids[-1] == END,
-        blocked=[BEGIN],
-    )
-    for row, hypotheses in enumerate(found):
-        for hypothesis in hypotheses:
-            text = torch.tensor([[BEGIN, *hypothesis.ids]])
-            log_probs = model(SOURCE[row : row + 1], text[:, :-1], SOURCE_VALID[row : row + 1])[0]
-            scores = log_probs.gather(-1, text[0, 1:].unsqueeze(-1)).flatten()
-            torch.testing.assert_close(torch.tensor(hypothesis.token_log_probs), scores, atol=1e-4, rtol=0)
-        assert len({hypothesis.ids for hypothesis in hypotheses}) == 3
 
 
 @every_layer

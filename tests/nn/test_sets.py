@@ -163,7 +163,7 @@ def test_cost_of_isab_is_linear_and_of_sab_quadratic(options: dict[str, Any]) ->
 def test_learned_points_start_different_and_on_the_scale_of_the_elements(dim: int) -> None:
     torch.manual_seed(0)
     x = torch.randn(8, 20, dim)
-    isab, queries = ISAB(dim, 4, 16), LearnedQueryAttention(16, dim, 4)
+    isab, pma, queries = ISAB(dim, 4, 16), PMA(dim, 4, 16), LearnedQueryAttention(16, dim, 4)
     attention = isab.gather.block.attention
     assert isinstance(attention, CrossAttention)
 
@@ -172,8 +172,9 @@ def test_learned_points_start_different_and_on_the_scale_of_the_elements(dim: in
         weights = attention.with_weights(query.expand(8, -1, -1), x)[1]
         return weights.log().std(-1).mean().item()
 
-    assert scores(isab.inducing) == pytest.approx(scores(x), rel=0.15)
-    weights = attention.with_weights(isab.inducing.expand(8, -1, -1), x)[1]
-    assert weights.std(-2).mean() > 0.1 * weights.mean()  # the points differ in what they attend to
+    for points in (isab.inducing, pma.seeds):
+        assert scores(points) == pytest.approx(scores(x), rel=0.15)
+        weights = attention.with_weights(points.expand(8, -1, -1), x)[1]
+        assert weights.std(-2).mean() > 0.1 * weights.mean()  # the points differ in what they attend to
     pooled = queries(x)
     assert pooled.std(1).mean() > 0.1 * pooled.std()
