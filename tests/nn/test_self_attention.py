@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from lmtrain.nn import patterns
 from lmtrain.nn.attention import SelfAttention
@@ -189,3 +191,26 @@ def test_rows_that_move_copy_only_where_they_differ() -> None:
     cache = KeyValueCache(torch.arange(8.0).view(2, 1, 4, 1), torch.arange(8.0).view(2, 1, 4, 1))
     cache.select(Rows(torch.tensor([0, 0]), 2), same=2, unused=1)
     assert cache.key.flatten().tolist() == [0, 1, 2, 3, 4, 5, 2, 7]
+
+
+def quadratic_cost(layer: nn.Module) -> int:
+    """What operations grow by beyond those in proportion to the length, from 64 tokens on."""
+
+    def cost(length: int) -> int:
+        with FlopCounterMode(display=False) as counter:
+            layer(torch.zeros(1, length, 8))
+        return int(counter.get_total_flops())
+
+    once, twice, four_times = map(cost, (64, 128, 256))
+    return four_times - twice - 2 * (twice - once)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_cost_grows_as_documented(causal: bool) -> None:
+    pattern = patterns.Pattern(causal=causal)
+    full = quadratic_cost(SelfAttention(8, 2, pattern=pattern))
+    assert full == 6 * 64**2 * 4 * 8  # 4 W for each pair: its score, its share
+    assert quadratic_cost(compressed(4, pattern)) == full / 4
+    assert quadratic_cost(LinearAttention(SelfAttention(8, 2, pattern=pattern))) == 0
+    if not causal:
+        assert quadratic_cost(LinformerAttention(SelfAttention(8, 2), context=256, projected=4)) == 0
