@@ -134,7 +134,7 @@ class LearnedQueryAttention(nn.Module):
     """Multi-head attention whose queries are `queries` learned vectors, not projected (Ji, Gao & Xie, 2019).
 
     It is [softmax(s Q_i (X W_i^K)^T) X W_i^V] W_O, joined over the heads i. The scale s is 1 / sqrt(dim / heads) by
-    default; it is 1 in the source. Raises ValueError if `dim` can't be divided among the heads.
+    default. The source has a scale of 1 and no W_O. Raises ValueError if `dim` can't be divided among the heads.
     """
 
     def __init__(self, queries: int, dim: int, heads: int, *, scale: float | None = None) -> None:

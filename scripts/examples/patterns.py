@@ -43,7 +43,7 @@ def share(pattern: Pattern, length: int) -> float:
 
 
 def keys_per_query() -> dict[str, list[float]]:
-    """Return the mean number of keys for which a query has a score, at each length."""
+    """Return the mean number of keys that a query may attend to, at each length."""
     patterns = {
         "full": Pattern(),
         "full, causal": Pattern(causal=True),
@@ -72,7 +72,7 @@ def draw_counts(axes: Axes) -> None:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
         axis.set_minor_locator(NullLocator())
-    axes.set(title="keys that a query has a score for, on average", xlabel="length", ylabel="keys")
+    axes.set(title="keys that a query may attend to, on average", xlabel="length", ylabel="keys")
     axes.grid(alpha=0.3)
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
 

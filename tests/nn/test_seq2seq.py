@@ -3,15 +3,18 @@
 import functools
 import itertools
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lmtrain import nn as nn_package
 from lmtrain.generation.beam import beam_search
 from lmtrain.generation.options import Options
 from lmtrain.generation.sampling import sample
@@ -339,3 +342,17 @@ def test_the_feed_forward_layers_have_their_width() -> None:
     model = make(replace(SIZES, ff_dim=40))
     shapes = {tuple(value.shape) for name, value in model.named_parameters() if "feed_forward." in name}
     assert {40, 16} == {size for shape in shapes for size in shape}
+
+
+def test_the_examples_of_the_page_run() -> None:
+    page = Path(nn_package.__path__[0], "README.md").read_text()
+    names: dict[str, Any] = {
+        "x": torch.randn(2, 5, 512),
+        "source": SOURCE,
+        "source_valid": VALID,
+        "target": TARGET,
+        "target_lengths": torch.tensor(TARGET_LENGTHS),
+    }
+    exec("".join(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)), names)
+    assert names["y"].shape == names["x"].shape
+    assert len(names["texts"]) == len(SOURCE)
