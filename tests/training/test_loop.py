@@ -248,6 +248,27 @@ def test_a_run_whose_state_is_not_that_of_its_end_is_scored_again(
     assert run_state(tmp_path / "run") | {"minutes": 0} == run_state(base) | {"minutes": 0}
 
 
+def test_a_checkpoint_is_saved_when_save_minutes_have_passed_since_the_last_one(
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace
+) -> None:
+    def step(state: TrainState, lr: float) -> None:
+        clock.seconds += 15.0
+        train_step(state, lr)
+
+    monkeypatch.setattr(loop, "train_step", step)
+    run(change(tiny, train__eval_steps=7, train__save_minutes=1.0, train__keep=100), tmp_path)
+    assert verified_steps(tmp_path) == [5, 7, 12]
+
+
+@pytest.mark.parametrize(("kind", "size"), [("word", None), ("bpe", 300)])
+def test_validation_shows_bits_per_byte_unless_tokens_are_words(
+    tiny: Config, tmp_path: Path, kind: str, size: int | None
+) -> None:
+    run(change(tiny, tokenizer__kind=kind, tokenizer__vocab_size=size), tmp_path)
+    rows = [row for row in metrics(tmp_path) if row["kind"] == "valid"]
+    assert {"bits_per_byte" in row for row in rows} == {kind == "bpe"}
+
+
 def test_an_interrupted_run_saves_no_step_twice(
     tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupt_after: Callable[[int, int], None]
 ) -> None:
