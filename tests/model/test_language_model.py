@@ -1,6 +1,7 @@
 """The whole model: one set of weights in two modes, padding, training, dropouts, initial state."""
 
 import itertools
+import math
 from typing import Any, get_args
 
 import pytest
@@ -152,6 +153,12 @@ def test_both_dropouts_reach_every_kind_of_block(kind: str, rate: str) -> None:
     model = build(mode="windowed", position="none", attention=kind, layers=1, **{rate: 0.5})
     model.encoder.train()
     assert not torch.equal(model.predict(tokens(1, 12)), model.predict(tokens(1, 12)))
+
+
+def test_the_pointer_starts_with_an_eighth_of_the_prediction() -> None:
+    copying = build(copy=True).copying
+    assert copying is not None
+    assert copying.gate(torch.randn(5, 8)).sigmoid().tolist() == [[pytest.approx(1 / (1 + math.exp(2)))]] * 5
 
 
 def test_an_untied_output_layer_starts_at_the_scale_of_the_embedding() -> None:
