@@ -5,6 +5,7 @@
 
 import re
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -92,9 +93,10 @@ def document_starts(text: Path) -> np.ndarray:
 def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str) -> dict[str, dict[str, int]]:
     """Write `lines` as several `splits`, in order, all but the first with `SHARE` of the documents, lines or words.
 
-    Cuts fall between documents, unless there are under 20, or a share is less than one of them; then between lines,
-    unless there are under 20, or one of them is longer than a tenth of the text; then between words, where a line end
-    replaces a space or tab. If `SHARE` of the text is more than `HELD_OUT` bytes, a share is as much as these are of
+    Cuts fall between documents, unless there are under 20, or a share is less than one of them, or their lengths differ
+    so much that the documents of a share have less than half or more than twice its bytes; then between lines, unless
+    there are under 20, or one of them is longer than a tenth of the text; then between words, where a line end replaces
+    a space or tab. If `SHARE` of the text is more than `HELD_OUT` bytes, a share is as much as these are of
     the text.
 
     Return the counts of each split. Raises LmtrainError when there are fewer than 20 words, or no place for a cut.
@@ -111,8 +113,11 @@ def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str) ->
             f"cut one off: give {_FEW} words or more (lines, if it has no spaces), or a folder with train.txt and "
             "valid.txt"
         )
+    bounds: list[int] = []
     if len(starts) >= _FEW and share * len(starts) >= 1:
-        unit, bounds = "documents", starts[_whole_units(ends, len(starts))].tolist()
+        bounds = starts[_whole_units(ends, len(starts))].tolist()
+    if bounds and all(0.5 <= size / (share * whole["bytes"]) <= 2 for size in _bytes_from(path, bounds)):
+        unit = "documents"
     elif whole["lines"] >= _FEW and _longest_line(path) <= 2 * SHARE * whole["bytes"]:
         unit, bounds = "lines", _whole_units(ends, whole["lines"]).tolist()
     else:
@@ -141,6 +146,15 @@ def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str) ->
 def _whole_units(ends: np.ndarray, units: int) -> np.ndarray:
     """Where the splits after the first begin, in units of which each split has at least one; `ends` are fractions."""
     return np.minimum(np.round(ends * units).astype(int), units - np.arange(len(ends), 0, -1))
+
+
+def _bytes_from(path: Path, bounds: Sequence[int]) -> list[int]:
+    """The bytes of the parts of a text that begin at these lines, each of which ends where the next one begins."""
+    sizes = [0] * (len(bounds) + 1)
+    with path.open("rb") as file:
+        for number, line in enumerate(file):
+            sizes[bisect_right(bounds, number)] += len(line)
+    return sizes[1:]
 
 
 def _longest_line(path: Path) -> int:

@@ -44,6 +44,25 @@ def test_documents_too_long_to_hold_one_out_are_cut_by_lines(tmp_path: Path, mon
     assert np.load(tmp_path / "train.docs.npy").tolist() == list(range(0, 30_000, 1_000))
 
 
+@pytest.mark.parametrize(
+    ("lengths", "unit", "held_out"),
+    [
+        ([10] * 40, "documents", (20, 20)),
+        ([*[10] * 38, 18, 11], "documents", (20, 29)),
+        ([*[10] * 38, 200, 10], "lines", (29, 30)),
+        ([*[10] * 38, 10, 600], "lines", (50, 49)),
+        ([600, *[10] * 39], "lines", (50, 49)),
+    ],
+)
+def test_documents_of_very_different_lengths_are_cut_by_lines(
+    tmp_path: Path, lengths: list[int], unit: str, held_out: tuple[int, int], notes: list[str]
+) -> None:
+    counts = cut(tmp_path, (("a word", line == 0) for length in lengths for line in range(length)))
+    assert (counts["valid"]["lines"], counts["test"]["lines"]) == held_out
+    assert sum(own["lines"] for own in counts.values()) == sum(lengths)
+    assert f"the {unit} are cut" in notes[0]
+
+
 LONG = [f"w{number:03}" for number in range(400)]
 
 
