@@ -68,12 +68,7 @@ def tokenize(corpus: Corpus, config: TokenizerConfig) -> TokenStore:
         return store_of(folder, manifest)
     reject_foreign(folder)
     tokenizer = external or _trained(corpus, config)
-    start = beginning(corpus, CHECKED_BYTES)
-    keeps_all = tokenizer.kind != "file" or tokenizer.decode(tokenizer.encode(start)) == start
-    if not keeps_all:
-        log.info(
-            "the tokenizer does not restore the text exactly: bits per byte and word perplexity are of what it keeps"
-        )
+    keeps_all = _keeps_all(tokenizer, beginning(corpus, CHECKED_BYTES))
     info = identity | {
         "corpus": corpus.folder.name,
         "tokenizer_sha256": tokenizer.sha256,
@@ -105,8 +100,18 @@ def text_split(lines: Lines, tokenizer: Tokenizer, *, label: str) -> Split:
         folder = Path(name)
         counts = write_split(folder, "text", lines, label)
         text = folder / "text.txt"
+        with text.open("rb") as file:
+            _keeps_all(tokenizer, file.read(CHECKED_BYTES).decode(errors="ignore"))
         parts, replaced = zip(*encode_text(lines_of(text), document_starts(text), tokenizer), strict=True)
     return Split(np.concatenate(parts), words_and_line_ends(counts), counts["bytes"], sum(replaced))
+
+
+def _keeps_all(tokenizer: Tokenizer, start: str) -> bool:
+    """Whether the tokenizer restores the start of a text; if not, a message says what the figures are of."""
+    if tokenizer.kind != "file" or tokenizer.decode(tokenizer.encode(start)) == start:
+        return True
+    log.info("the tokenizer does not restore the text exactly: bits per byte and word perplexity are of what it keeps")
+    return False
 
 
 def _identify(corpus: Corpus, config: TokenizerConfig, external: Tokenizer | None) -> tuple[str, dict[str, Any]]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data.tokenizer import Tokenizer
-from lmtrain.data.tokenizing import tokenize
+from lmtrain.data.tokenizing import text_split, tokenize
 from lmtrain.errors import LmtrainError
 from tests.data.helpers import DOCUMENTS, make_corpus
 from tests.data.published import EXACT, SHAPES, as_given, published, reference
@@ -134,6 +134,9 @@ def test_a_store_has_one_end_of_text_token_for_each_document(name: str, tmp_path
     assert store.folder.name.startswith("tiny.file-")
     assert bool(store.split("train").replaced) == (name in {"t5", "words"})
     assert (name in {"t5", "words"}) == (f"does not know all words: {SHAPES[name][2]} replaces" in str(notes))
+    assert (name in EXACT) != ("the tokenizer does not restore the text exactly" in str(notes))
+    notes.clear()
+    text_split(((line, False) for line in DOCUMENTS["train"][0]), store.tokenizer, label="the text")
     assert (name in EXACT) != ("the tokenizer does not restore the text exactly" in str(notes))
 
 
