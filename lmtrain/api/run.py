@@ -5,6 +5,7 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NoReturn, overload
 
@@ -177,8 +178,9 @@ class Run:
         Raises UsageError for invalid settings, LmtrainError if dynamic evaluation diverges, and what `adaptable`
         raises.
         """
-        if limit is not None and limit < 1:
-            raise UsageError(f"limit={limit} must be at least 1")
+        most: object = limit  # from Python it may have any type
+        if most is not None and (not isinstance(most, Integral) or most < 1):
+            raise UsageError(f"limit={most!r} must be a whole number, at least 1")
         config = self._config_with("eval", settings | ({"batch_size": 1} if dynamic else {}))
         own = functools.partial(self.model.score, temperature=config.eval.temperature)
         scorer = self._dynamic(config, store or self.token_store) if dynamic else own

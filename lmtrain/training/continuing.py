@@ -43,7 +43,8 @@ def last_common(run_dir: Path, train: TrainConfig, budget: Budget, last: Checkpo
     elif train.patience is not None and train.eval_steps is None:
         obstacle = "train.patience counts evaluations, and the budget decides when they are"
     elif then.warmup != now.warmup:
-        obstacle = f"the warmup took {then.warmup} steps and would take {now.warmup}: give train.warmup={then.warmup}"
+        took = f"the warmup took {then.warmup:g} steps and would take {now.warmup:g}"
+        obstacle = f"{took}: give train.warmup={then.warmup}"
     elif now.steps is None or now.steps < then.steps:
         obstacle = f"it had a larger budget, of {then.steps:,} steps"
     else:

@@ -193,7 +193,8 @@ def test_an_evaluation_is_that_of_the_command(lmtrain: Lmtrain, workdir: Path, m
     rejected: list[tuple[dict[str, Any], str]] = [
         ({"strid": 3}, r"^the configuration: unknown field eval\.strid"),
         ({"stride": 17}, r"^the configuration: eval\.stride=17"),
-        ({"limit": 0}, "limit=0 must be at least 1"),
+        ({"limit": 0}, "limit=0 must be a whole number, at least 1"),
+        ({"limit": 2.5}, r"limit=2\.5 must be a whole number"),
     ]
     for wrong, message in rejected:
         with pytest.raises(UsageError, match=message):

@@ -165,8 +165,8 @@ def test_a_run_that_goes_back_says_so_and_one_that_need_not_does_not(
     [
         ({"train__schedule": "cosine"}, {}, "with train.schedule=cosine the learning rate depends on the budget from"),
         ({"train__schedule": "linear"}, {}, "with train.schedule=linear the learning rate depends on the budget from"),
-        ({"train__warmup": 0.25}, {}, "the warmup took 2.0 steps and would take 4.0: give train.warmup=2.0"),
-        ({}, {"train__warmup": 3}, "the warmup took 2.0 steps and would take 3.0: give train.warmup=2.0"),
+        ({"train__warmup": 0.25}, {}, "the warmup took 2 steps and would take 4: give train.warmup=2.0"),
+        ({}, {"train__warmup": 3}, "the warmup took 2 steps and would take 3: give train.warmup=2.0"),
         ({"train__patience": 9, "train__eval_steps": None}, {}, "train.patience counts evaluations"),
         (
             {"train__patience": 9, "train__eval_steps": None, "train__schedule": "constant"},

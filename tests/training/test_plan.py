@@ -170,6 +170,8 @@ def test_a_run_that_starts_from_another_has_its_model_and_tokenizer(folder: Path
     assert tokenizers[0] == tokenizers[1]
     with pytest.raises(LmtrainError, match=r"train\.init_from=runs/book has model\.layers=1, and this run 2"):
         train(plan_run(None, [*fields, "run.name=other", "model.layers=2"]))
+    with pytest.raises(UsageError, match=r"takes the tokenizer of that run: leave tokenizer\.kind=word out"):
+        plan_run(None, [*fields, "run.name=other", "tokenizer.kind=word"])
 
 
 @pytest.mark.parametrize("source", [None, Path("c.yaml")])
