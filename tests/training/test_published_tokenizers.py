@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.data import tokenizer_file
 from lmtrain.data.tokenizer_file import Description, Json
 from lmtrain.storage.run_folder import run_config
 from lmtrain.training.loop import fit
@@ -69,13 +68,13 @@ def test_tokens_of_an_earlier_version_are_made_again_with_the_tokenizer_of_the_r
 ) -> None:
     """A tokenizer that is trained again has the field, and so another hash."""
 
-    def without_field(document: Json, found: Description) -> bytes:
+    def without_field(description: Description, document: Json) -> bytes:
         return json.dumps(document).encode()
 
     size = ["tokenizer.vocab_size=300"] if kind == "bpe" else []
     fields = ["data.source=book.txt", *OWN, "train.steps=4", "train.eval_steps=2", f"tokenizer.kind={kind}", *size]
     with monkeypatch.context() as patch:
-        patch.setattr(tokenizer_file, "described", without_field)
+        patch.setattr(Description, "added_to", without_field)
         whole = _train(None, *fields)
     run = folder / "runs/book"
     stored = run_config(run).tokenizer
