@@ -1,12 +1,13 @@
-"""How near gradients are, and how large the tensors are that an operation makes."""
+"""How near gradients are, how large the tensors are that an operation makes, and how many operations a layer takes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 
 def assert_near(found: list[Tensor], wanted: list[Tensor], tolerance: float) -> None:
@@ -33,3 +34,10 @@ class Sizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def largest_tensor() -> Iterator[Sizes]:
     with Sizes() as sizes:  # type: ignore[no-untyped-call]
         yield sizes
+
+
+def flops(layer: nn.Module, length: int, width: int) -> int:
+    """The operations of a forward pass over (1, length, width)."""
+    with FlopCounterMode(display=False) as counter:
+        layer(torch.zeros(1, length, width))
+    return int(counter.get_total_flops())

@@ -4,13 +4,13 @@ Shapes: B rows, T positions, H heads.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from lmtrain.nn import patterns
 from lmtrain.nn.attention import SelfAttention
@@ -20,6 +20,7 @@ from lmtrain.nn.key_reduction import CompressedAttention, LinformerAttention
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache, Rows
 from lmtrain.nn.linear_attention import LinearAttention
 from lmtrain.nn.positions import alibi_slopes, rotate, rotation
+from tests.nn.measuring import flops
 from tests.nn.patterns import LONG, PATTERNS, alibi
 
 Make = Callable[[], Any]
@@ -193,15 +194,9 @@ def test_rows_that_move_copy_only_where_they_differ() -> None:
     assert cache.key.flatten().tolist() == [0, 1, 2, 3, 4, 5, 2, 7]
 
 
-def quadratic_cost(layer: nn.Module) -> int:
-    """What operations grow by beyond those in proportion to the length, from 64 tokens on."""
-
-    def cost(length: int) -> int:
-        with FlopCounterMode(display=False) as counter:
-            layer(torch.zeros(1, length, 8))
-        return int(counter.get_total_flops())
-
-    once, twice, four_times = map(cost, (64, 128, 256))
+def quadratic_cost(layer: nn.Module, shortest: int = 64) -> int:
+    """What operations grow by beyond those in proportion to the length, from the shortest to four times that."""
+    once, twice, four_times = (flops(layer, factor * shortest, 8) for factor in (1, 2, 4))
     return four_times - twice - 2 * (twice - once)
 
 
@@ -210,6 +205,10 @@ def test_the_cost_grows_as_documented(causal: bool) -> None:
     pattern = patterns.Pattern(causal=causal)
     full = quadratic_cost(SelfAttention(8, 2, pattern=pattern))
     assert full == 6 * 64**2 * 4 * 8  # 4 W for each pair: its score, its share
+    local = SelfAttention(8, 2, pattern=replace(pattern, window=9))
+    for masked in (replace(pattern, stride=4), replace(pattern, global_tokens=3)):
+        assert quadratic_cost(SelfAttention(8, 2, pattern=masked)) == full
+    assert (quadratic_cost(local), quadratic_cost(local, shortest=512)) == (full, 0)
     assert quadratic_cost(compressed(4, pattern)) == full / 4
     assert quadratic_cost(LinearAttention(SelfAttention(8, 2, pattern=pattern))) == 0
     if not causal:

@@ -7,13 +7,13 @@ from typing import Any, Literal
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch import Tensor
 
 from lmtrain.nn.attention import join_heads, split_heads
 from lmtrain.nn.blocks import FeedForward
 from lmtrain.nn.cross_attention import CrossAttention
 from lmtrain.nn.sets import ISAB, MAB, PMA, SAB, LearnedQueryAttention
+from tests.nn.measuring import flops
 from tests.nn.patterns import loop
 
 FORMS: list[dict[str, Any]] = [
@@ -145,17 +145,11 @@ def test_a_set_of_padding_only_gives_no_nan() -> None:
     assert not gradient[1].any()
 
 
-def flops(layer: nn.Module, elements: int) -> int:
-    with FlopCounterMode(display=False) as counter:
-        layer(torch.zeros(1, elements, DIM))
-    return int(counter.get_total_flops())
-
-
 @pytest.mark.parametrize("options", FORMS)
 def test_cost_of_isab_is_linear_and_of_sab_quadratic(options: dict[str, Any]) -> None:
-    once, twice, four_times = (flops(ISAB(DIM, HEADS, 3, **options), n) for n in (16, 32, 64))
+    once, twice, four_times = (flops(ISAB(DIM, HEADS, 3, **options), n, DIM) for n in (16, 32, 64))
     assert four_times - twice == 2 * (twice - once) > 0
-    once, twice, four_times = (flops(SAB(DIM, HEADS, **options), n) for n in (16, 32, 64))
+    once, twice, four_times = (flops(SAB(DIM, HEADS, **options), n, DIM) for n in (16, 32, 64))
     assert four_times - twice - 2 * (twice - once) == 6 * 16**2 * 4 * DIM  # 4 D for each pair: its score, its share
 
 
