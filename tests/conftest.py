@@ -1,6 +1,7 @@
 """Fixtures for all tests: a tiny configuration, its token store, a trained run, and commands in this process."""
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -23,8 +24,8 @@ ROOT = Path(__file__).parent.parent
 MEMORY = Path("/dev/shm")
 FREE_BYTES = 2 << 30
 """What must be free there; the tests use far less at once."""
-OWN_SETTINGS = ("LMTRAIN_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_")
-"""Of the developer, in the environment: the tests have their own."""
+OWN_SETTINGS = re.compile(r"(LMTRAIN|HF|HUGGINGFACE|TRANSFORMERS)_.*|(?i:.*_proxy)")
+"""Of the developer, in the environment: the tests have their own, and a hub on this machine."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         torch._C._ensureCUDADeviceGuardSet = lambda: None
-    for name in [name for name in os.environ if name.startswith(OWN_SETTINGS)]:
+    for name in [name for name in os.environ if OWN_SETTINGS.fullmatch(name)]:
         del os.environ[name]
     os.environ["PYTHONPATH"] = str(ROOT)
     torch.set_num_threads(1)

@@ -1,18 +1,16 @@
 """Hostile files: whatever they hold, lmtrain uses them or rejects them with one message, in little memory."""
 
 import ast
-import io
 import json
 import shutil
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
@@ -35,6 +33,7 @@ from lmtrain.generation.prompts import read_prompts
 from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.files import MANIFEST, verify
 from lmtrain.training.train_state import new_state, restore
+from tests.data.helpers import parquet
 from tests.data.published import SHAPES, published
 from tests.hostile import (
     FRAGMENTS,
@@ -101,12 +100,6 @@ def tokenizers() -> Iterator[bytes]:
         yield Tokenizer.train(LINES, config)._content
 
 
-def parquet(**options: Any) -> bytes:
-    buffer = io.BytesIO()
-    pq.write_table(pa.table({"text": LINES, "id": range(len(LINES))}), buffer, **options)
-    return buffer.getvalue()
-
-
 def json_lines(key: str) -> bytes:
     return "".join(json.dumps({key: line, "id": number}) + "\n" for number, line in enumerate(LINES)).encode()
 
@@ -118,7 +111,10 @@ FILES: dict[str, tuple[Callable[[Path], None], list[bytes]]] = {
     ),
     "own.tokens": (use_text, [TEXT, b"\xef\xbb\xbf" + TEXT, TEXT.replace(b"\n", b"\r\n")]),
     "own.jsonl": (use_text, [json_lines("text")]),
-    "own.parquet": (use_text, [parquet(compression="none", use_dictionary=False), parquet(compression="zstd")]),
+    "own.parquet": (
+        use_text,
+        [parquet(LINES, compression="none", use_dictionary=False), parquet(LINES, compression="zstd")],
+    ),
     "prompts.txt": (use_prompts, [TEXT, b"\xef\xbb\xbfone\r\ntwo\r\n"]),
     "prompts.jsonl": (use_prompts, [json_lines("prompt")]),
     "tokenizer.json": (use_tokenizer, list(tokenizers())),
@@ -243,7 +239,11 @@ def test_a_folder_with_any_content_of_a_file_is_used_or_rejected(run: Run, place
 WATCHED = ("pickle.", "exec", "compile", "socket.", "subprocess.", "os.system", "os.exec", "os.spawn", "os.posix_spawn")
 
 
-def test_no_file_that_is_read_can_run_code_or_use_the_network(run: Run) -> None:
+def test_no_file_that_is_read_can_run_code_or_use_the_network(run: Run, tmp_path: Path) -> None:
+    uses = [partial(use, run) for use, _ in FOLDERS.values()]
+    for name, (use_file, (content, *_)) in FILES.items():
+        (tmp_path / name).write_bytes(content)
+        uses.append(partial(use_file, tmp_path / name))
     events: list[str] = []
     watching = True
 
@@ -254,11 +254,11 @@ def test_no_file_that_is_read_can_run_code_or_use_the_network(run: Run) -> None:
             if not harmless:  # numpy parses the header of an array by ast.literal_eval, which executes nothing
                 events.append(f"{event} from {caller.co_filename}:{caller.co_name}")
 
-    for use, _ in FOLDERS.values():
-        use(run)  # lazy imports run code too
+    for use in uses:
+        use()  # lazy imports run code too
     sys.addaudithook(hook)
-    for use, _ in FOLDERS.values():
-        use(run)
+    for use in uses:
+        use()
     found = list(events)
     exec("pass")
     watching = False  # a hook can't be removed

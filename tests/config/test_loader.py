@@ -21,9 +21,9 @@ def test_every_shipped_configuration_loads_and_round_trips(path: Path) -> None:
     assert config.load(yaml.safe_load(config.dump(loaded)), environment={}) == loaded
 
 
-def test_a_folder_does_not_hide_the_recipe_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("folder")
+def test_a_folder_does_not_hide_the_recipe_of_its_name() -> None:
     """As in the folder of runs, which are named after their recipes."""
-    monkeypatch.chdir(tmp_path)
     Path("wikitext2-cpu").mkdir()
     assert config.load(Path("wikitext2-cpu"), [], {}).train.max_minutes == 10
 
@@ -121,7 +121,7 @@ def test_a_removed_field_loads_at_its_default_and_in_a_stored_run_with_any_value
 
 
 def test_a_rate_of_another_unit_is_not_used(tmp_path: Path) -> None:
-    """A null stood for the default once."""
+    """A null is read as the default."""
     for rate in ("0.003", "null"):
         (tmp_path / "config.yaml").write_text(f"eval:\n  dynamic_lr: {rate}\n")
         assert config.load(tmp_path / "config.yaml", environment={}, stored=True) == config.load(None, [], {})
@@ -329,8 +329,8 @@ def test_missing_file_and_empty_file(tmp_path: Path) -> None:
     assert config.load(tmp_path / "empty.yaml", environment={}) == Config()
 
 
-def test_a_file_takes_precedence_over_the_recipe_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("folder")
+def test_a_file_takes_precedence_over_the_recipe_of_its_name() -> None:
     recipe = config.load(Path("quickstart"), [], {})
     Path("quickstart").write_text("model: {dim: 64}")
     assert config.load(Path("quickstart"), [], {}).model.dim == 64 != recipe.model.dim

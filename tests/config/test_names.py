@@ -2,6 +2,7 @@
 
 import pytest
 
+from lmtrain.config.fields import fields
 from lmtrain.config.loader import flat, load
 from lmtrain.config.names import ALIASES
 from lmtrain.config.schema import Config
@@ -17,36 +18,33 @@ def test_every_alias_means_one_field_and_is_none_itself() -> None:
     assert not set(aliases) & {key.partition(".")[2] for key in known}
 
 
+def question(*names: str) -> str:
+    """The question whether these fields are meant, each with the first sentence of its description."""
+    sentences = {
+        field.name: " ".join(field.description.split()).partition(". ")[0].removesuffix(".") for field in fields()
+    }
+    return f"; did you mean {' or '.join(f'{name} ({sentences[name]})' for name in names)}?"
+
+
 @pytest.mark.parametrize(
     ("override", "answer"),
     [
-        ("train.learning_rate=3e-4", "did you mean train.lr (Peak learning rate)?"),
-        ("lr=3e-4", "did you mean train.lr (Peak learning rate)?"),
+        ("train.learning_rate=3e-4", "; did you mean train.lr (Peak learning rate)?"),
+        ("lr=3e-4", question("train.lr")),
         (
             "min_lr=1e-5",
-            "did you mean train.final_lr (Learning rate at the end, as a fraction of the peak; the rate itself is at "
+            "; did you mean train.final_lr (Learning rate at the end, as a fraction of the peak; the rate itself is at "
             "least 0.001 of the peak)?",
         ),
-        ("n-layer=6", "did you mean model.layers (Encoder blocks below the attention pool)?"),
-        ("train.seed=3", "did you mean run.seed (Seed of the weights, the order of samples, and dropout)?"),
-        (
-            "model.batch_size=8",
-            "did you mean train.batch_size (Sequences of `context` tokens per optimizer step, over all processes) "
-            "or eval.batch_size (Windows per forward pass; changes speed and rounding only)?",
-        ),
-        ("model.dimm=64", "did you mean model.dim (Width of the residual stream)?"),
-        ("model.droput=0.1", "did you mean model.dropout (Dropout on the output of every sublayer)?"),
-        ("modell.dim=64", "did you mean model?"),
-        (
-            "train.batch_sise=8",
-            "did you mean train.batch_size (Sequences of `context` tokens per optimizer step, over all processes)?",
-        ),
+        ("n-layer=6", question("model.layers")),
+        ("train.seed=3", question("run.seed")),
+        ("model.batch_size=8", question("train.batch_size", "eval.batch_size")),
+        ("model.dimm=64", question("model.dim")),
+        ("model.droput=0.1", question("model.dropout")),
+        ("modell.dim=64", "; did you mean model?"),
+        ("train.batch_sise=8", question("train.batch_size")),
         ("model=5", "in the environment; `lmtrain train --fields model` lists the fields of model"),
-        (
-            "data=book.txt",
-            "did you mean data.source (`sample`, `wikitext-2`, `wikitext-2-raw`, `wikitext-103`, a hub id "
-            "(`owner/name`), a file of text, or a folder, which is read with its subfolders)?",
-        ),
+        ("data=book.txt", question("data.source")),
         ("train.zzz=1", "; `lmtrain train --fields train` lists the fields of train"),
         ("foo.bar=1", "; the sections are run, data, tokenizer, model, train, eval"),
     ],

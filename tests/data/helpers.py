@@ -1,5 +1,6 @@
 """Corpora, token stores and tokenizers of a few lines, shared by the tests of the data package."""
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,11 @@ def write(path: Path, content: str | bytes) -> Path:
     return path
 
 
-def parquet(path: Path, rows: list[Any], column: str = "text") -> Path:
-    """Write a parquet file with one column; the path again."""
-    with path.open("wb") as file:  # pyarrow takes no path that is not UTF-8
-        pq.write_table(pa.table({column: rows}), file)
-    return path
+def parquet(rows: Any, column: str = "text", **options: Any) -> bytes:
+    """The content of a parquet file with these rows in a column, beside their numbers."""
+    file = io.BytesIO()
+    pq.write_table(pa.table({"id": range(len(rows)), column: rows}), file, **options)
+    return file.getvalue()
 
 
 def make_corpus(folder: Path, documents: Documents, **info: Any) -> Corpus:

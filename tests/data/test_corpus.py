@@ -57,26 +57,26 @@ def load(tmp_path: Path) -> Importer:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def texts(tmp_path: Path) -> Path:
     path = tmp_path / "text"
     path.mkdir()
     return path
 
 
 @pytest.fixture
-def small(folder: Path) -> Path:
+def small(texts: Path) -> Path:
     """A folder with two lines of text."""
-    write(folder / "train.txt", "one two\n")
-    write(folder / "valid.txt", "x\n")
-    return folder
+    write(texts / "train.txt", "one two\n")
+    write(texts / "valid.txt", "x\n")
+    return texts
 
 
-def test_wikitext_counts_and_documents(load: Importer, folder: Path) -> None:
+def test_wikitext_counts_and_documents(load: Importer, texts: Path) -> None:
     text = "\n".join(ARTICLES) + "\n"
-    write(folder / "wiki.train.tokens", text)
-    write(folder / "wiki.valid.tokens", text.removesuffix("\n"))
-    write(folder / "wiki.test.tokens", text)
-    made = load(folder)
+    write(texts / "wiki.train.tokens", text)
+    write(texts / "wiki.valid.tokens", text.removesuffix("\n"))
+    write(texts / "wiki.test.tokens", text)
+    made = load(texts)
     words = sum(len(line.split()) for line in ARTICLES)
     expected = {"lines": 13, "words": words, "bytes": len(text.encode()), "documents": 2}
     assert made.splits == {"train": expected, "valid": expected, "test": expected}
@@ -86,16 +86,16 @@ def test_wikitext_counts_and_documents(load: Importer, folder: Path) -> None:
     assert (made.folder / "train.txt").read_bytes() == text.encode()
 
 
-def test_text_before_the_first_heading_is_a_document(load: Importer, folder: Path) -> None:
-    write(folder / "train.txt", "preface\n\n= One =\n\ntext\n\n = Two = \n\ntext\n = Three = \n\n = Four =\ntext\n")
-    write(folder / "valid.txt", "a\n")
-    assert starts(load(folder), "train") == [0, 2, 6]
+def test_text_before_the_first_heading_is_a_document(load: Importer, texts: Path) -> None:
+    write(texts / "train.txt", "preface\n\n= One =\n\ntext\n\n = Two = \n\ntext\n = Three = \n\n = Four =\ntext\n")
+    write(texts / "valid.txt", "a\n")
+    assert starts(load(texts), "train") == [0, 2, 6]
 
 
-def test_rows_that_are_wikitext_lines(load: Importer, folder: Path) -> None:
-    parquet(folder / "train.parquet", ["" if line == " " else f"{line}\n" for line in ARTICLES])
-    parquet(folder / "valid.parquet", ["one\n\n = No article = \n\ntwo", "three"])
-    made = load(folder)
+def test_rows_that_are_wikitext_lines(load: Importer, texts: Path) -> None:
+    write(texts / "train.parquet", parquet(["" if line == " " else f"{line}\n" for line in ARTICLES]))
+    write(texts / "valid.parquet", parquet(["one\n\n = No article = \n\ntwo", "three"]))
+    made = load(texts)
     assert starts(made, "train") == [0, 9]
     assert starts(made, "valid") == [0, 5]
 
@@ -120,11 +120,11 @@ def test_a_text_that_grows_while_it_is_read_is_rejected(
 
 
 @pytest.mark.parametrize("content", ["", " \n\n\t\n"])
-def test_a_split_without_words_is_rejected(load: Importer, folder: Path, content: str) -> None:
-    write(folder / "valid.txt", "a\n")
-    write(folder / "train.txt", content)
+def test_a_split_without_words_is_rejected(load: Importer, texts: Path, content: str) -> None:
+    write(texts / "valid.txt", "a\n")
+    write(texts / "train.txt", content)
     with pytest.raises(LmtrainError, match=r"the train split of .* has no words"):
-        load(folder)
+        load(texts)
     assert not any(load.dir.iterdir())
 
 
@@ -145,15 +145,15 @@ def test_single_file_is_cut_at_documents(load: Importer, tmp_path: Path) -> None
     assert starts(made, "train") == list(range(0, 36, 2))
 
 
-def test_missing_valid_is_cut_from_train_and_missing_test_is_noted(load: Importer, folder: Path) -> None:
-    write(folder / "train.txt", "".join(f"line {number}\n" for number in range(40)))
-    made = load(folder)
+def test_missing_valid_is_cut_from_train_and_missing_test_is_noted(load: Importer, texts: Path) -> None:
+    write(texts / "train.txt", "".join(f"line {number}\n" for number in range(40)))
+    made = load(texts)
     assert list(made.splits) == ["train", "valid"]
     assert lines(made, "valid") == ["line 38", "line 39"]
     assert any("no valid split" in note for note in load.notes)
     assert any("has no test split" in note for note in load.notes)
-    write(folder / "test.txt", "held out\n")
-    assert lines(load(folder), "test") == ["held out"]
+    write(texts / "test.txt", "held out\n")
+    assert lines(load(texts), "test") == ["held out"]
 
 
 @pytest.mark.parametrize(
@@ -194,11 +194,11 @@ def test_damaged_corpus_is_made_again(load: Importer, small: Path) -> None:
     assert lines(load(small), "train") == ["one two"]
 
 
-def test_of_many_files_a_few_are_named(load: Importer, folder: Path) -> None:
+def test_of_many_files_a_few_are_named(load: Importer, texts: Path) -> None:
     for number in range(300):
-        (folder / f"{number % 3}").mkdir(exist_ok=True)
-        write(folder / f"{number % 3}/{number:03}.txt", f"the text of {number}\n")
-    made = load(folder)
+        (texts / f"{number % 3}").mkdir(exist_ok=True)
+        write(texts / f"{number % 3}/{number:03}.txt", f"the text of {number}\n")
+    made = load(texts)
     assert "train split: 0/000.txt, 0/003.txt, 0/006.txt, ... (300 files)" in load.notes
     assert max(map(len, load.notes)) < 300
     assert (len(starts(made, "train")), len(starts(made, "valid"))) == (285, 15)
@@ -243,18 +243,16 @@ def test_an_empty_folder_is_not_made_again(load: Importer, small: Path) -> None:
         ("../a", "not a file or folder here, not a hub id"),
     ],
 )
-def test_unknown_source(
-    load: Importer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("folder")
+def test_unknown_source(load: Importer, source: str, message: str) -> None:
     Path("books").mkdir()
     write(Path("books", "train.txt"), "a\n")
     with pytest.raises(LmtrainError, match=message):
         load(source)
 
 
-def test_an_existing_path_wins_over_a_hub_id(load: Importer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("folder")
+def test_an_existing_path_wins_over_a_hub_id(load: Importer) -> None:
     Path("owner/name").mkdir(parents=True)
     write(Path("owner/name/train.txt"), "mine\n")
     write(Path("owner/name/valid.txt"), "mine\n")
@@ -270,30 +268,28 @@ def test_a_name_of_any_length_can_be_used(load: Importer, tmp_path: Path, letter
     assert list(store.splits) == ["train", "valid", "test"]
 
 
-def test_names_in_another_encoding_can_be_used(load: Importer, folder: Path) -> None:
+def test_names_in_another_encoding_can_be_used(load: Importer, texts: Path) -> None:
     for name in (b"caf\xe9.txt", b"other.txt"):
-        (folder / os.fsdecode(name)).write_text("a\n" * 30)
-    parquet(folder / os.fsdecode(b"caf\xe9.parquet"), ["a"])
-    (folder / os.fsdecode(b"caf\xe9.txt.zst")).write_bytes(pa.compress(b"a\n", codec="zstd", asbytes=True))
-    made = load(folder)
+        (texts / os.fsdecode(name)).write_text("a\n" * 30)
+    write(texts / os.fsdecode(b"caf\xe9.parquet"), parquet(["a"]))
+    (texts / os.fsdecode(b"caf\xe9.txt.zst")).write_bytes(pa.compress(b"a\n", codec="zstd", asbytes=True))
+    made = load(texts)
     names = ["caf\\xe9.parquet", "caf\\xe9.txt", "caf\\xe9.txt.zst", "other.txt"]
     assert list(made.manifest["origin"]["files"]["train"]) == names
-    assert load(folder).sha256 == made.sha256
+    assert load(texts).sha256 == made.sha256
     assert load.notes == []
 
 
-def test_a_path_that_is_called_like_a_known_corpus_is_named_each_time(
-    load: Importer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("folder")
+def test_a_path_that_is_called_like_a_known_corpus_is_named_each_time(load: Importer) -> None:
     Path("sample").mkdir()
     for _ in range(2):
         load("sample", sample_tokens=1_000)
         assert "data.source=sample is the known corpus of that name; for the path write ./sample" in load.notes
 
 
-def test_corpus_folders_differ_by_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("folder")
+def test_corpus_folders_differ_by_source() -> None:
     for number, name in enumerate(("one/text", "two/text", "sample")):
         Path(name).mkdir(parents=True)
         write(Path(name, "train.txt"), f"{number}\n")
@@ -328,10 +324,8 @@ def test_corpus_folders_differ_by_source(tmp_path: Path, monkeypatch: pytest.Mon
         ("book.txt", "revision"),
     ],
 )
-def test_a_field_without_meaning_for_the_source_is_rejected(
-    tmp_path: Path, source: str, field: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("folder")
+def test_a_field_without_meaning_for_the_source_is_rejected(source: str, field: str) -> None:
     Path("book.txt").write_text("one two three\n")
     with pytest.raises(UsageError, match=rf"data\.{field} has no meaning with data\.source={source}: .* null"):
         find_source(DataConfig(source=source, **{field: "main"}))

@@ -1,7 +1,6 @@
 """Downloads by the real client from a hub on the loopback interface, in processes that start with its environment."""
 
 import gzip
-import io
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -10,20 +9,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from lmtrain.data.hub import _open, _Subset
+from tests.data.helpers import parquet
 from tests.data.hub_server import TOKEN, Client, Hub, Repository, prepare, serve
 
 Start = Callable[..., Client]
-
-
-def parquet(rows: list[str], column: str = "text") -> bytes:
-    file = io.BytesIO()
-    pq.write_table(pa.table({"id": range(len(rows)), column: rows}), file)
-    return file.getvalue()
 
 
 def card(**subsets: str) -> bytes:

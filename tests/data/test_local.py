@@ -3,7 +3,6 @@
 import bz2
 import csv
 import gzip
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -26,12 +25,7 @@ def zstd(content: bytes) -> bytes:
     return packed
 
 
-def not_utf8() -> bytes:
-    """A parquet file with texts of which the second is not UTF-8."""
-    file = io.BytesIO()
-    pq.write_table(pa.table({"text": pa.array([b"plain", b"na\xefve"]).view(pa.string())}), file)
-    return file.getvalue()
-
+NOT_UTF8 = parquet(pa.array([b"plain", b"na\xefve"]).view(pa.string()))
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
@@ -75,7 +69,7 @@ def test_rows_are_documents(tmp_path: Path) -> None:
     assert read(write(tmp_path / "a.jsonl", lines), column="body") == expected
     assert read(write(tmp_path / "b.json", lines), column="body") == expected
     assert read(write(tmp_path / "c.json", json.dumps(objects, indent=1)), column="body") == expected
-    assert read(parquet(tmp_path / "a.parquet", rows, "body"), column="body") == expected
+    assert read(write(tmp_path / "a.parquet", parquet(rows, "body")), column="body") == expected
     for name, dialect in (("a.csv", "excel"), ("a.tsv", "excel-tab")):
         with (tmp_path / name).open("w", encoding="utf-8-sig", newline="") as file:
             table = csv.DictWriter(file, ["id", "body"], dialect=dialect)
@@ -138,7 +132,7 @@ def test_files_with_names_of_their_own_are_documents_and_shards_are_not(tmp_path
         ("a.tsv", 'id\ttext\n1\t"a" b\n', r"a\.tsv, line 2, is not well-formed"),
         ("a.csv", b"id,text\n1,na\xefve\n", r"a\.csv is not UTF-8 text: convert it"),
         ("a.parquet", b"PAR1 no parquet", r"a\.parquet can't be read as parquet"),
-        ("a.parquet", not_utf8(), r"a\.parquet, row 2, is not UTF-8 text: take the row out, or convert it"),
+        ("a.parquet", NOT_UTF8, r"a\.parquet, row 2, is not UTF-8 text: take the row out, or convert it"),
         ("none.txt", None, r"none\.txt is not a text file: name an existing file"),
         ("none.parquet", None, r"none\.parquet is not a text file: name an existing file"),
     ],
@@ -156,11 +150,11 @@ def test_what_can_not_be_read_is_named(
 def test_rows_of_parquet_that_can_not_be_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "LONGEST_LINE", 1 << 20)
     with pytest.raises(LmtrainError, match=r"a\.parquet, row 2, has nothing \(null\) in 'text'.*take the row out"):
-        read(parquet(tmp_path / "a.parquet", ["a", None]))
-    with pytest.raises(LmtrainError, match=r"has no column 'body'.*\('text'\)"):
+        read(write(tmp_path / "a.parquet", parquet(["a", None])))
+    with pytest.raises(LmtrainError, match=r"has no column 'body'.*\('id', 'text'\)"):
         read(tmp_path / "a.parquet", column="body")
     with pytest.raises(LmtrainError, match=r"row 2, is longer than 1 MiB: break it up"):
-        read(parquet(tmp_path / "a.parquet", ["a", "b" * (2 << 20)]))
+        read(write(tmp_path / "a.parquet", parquet(["a", "b" * (2 << 20)])))
 
 
 @pytest.fixture(params=[".txt", ".jsonl"])
@@ -209,18 +203,13 @@ def test_what_follows_a_damaged_stream_is_not_ignored(tmp_path: Path, ending: st
         read(path)
 
 
-def repeated(path: Path, row: str, count: int, *, with_type: bool = True) -> None:
-    """A parquet file with one row that is stored once and repeated."""
-    rows = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), pa.array([row]))
-    pq.write_table(pa.table({"text": rows}), path, compression="zstd", store_schema=with_type)
-    assert path.stat().st_size < 5_000
-
-
 @pytest.mark.parametrize("with_type", [False, True])
 def test_a_small_parquet_file_is_read_in_little_memory(tmp_path: Path, with_type: bool) -> None:
     """400 MB if its rows were decoded at once."""
-    path, row = tmp_path / "train.parquet", "a " * (1 << 20)
-    repeated(path, row, 200, with_type=with_type)
+    row = "a " * (1 << 20)
+    rows = pa.DictionaryArray.from_arrays(pa.array([0] * 200, pa.int32()), pa.array([row]))  # the row is stored once
+    path = write(tmp_path / "train.parquet", parquet(rows, compression="zstd", store_schema=with_type))
+    assert path.stat().st_size < 5_000
     with limited_memory(256 << 20):
         assert sum(len(text) == len(row) for text, _ in local.read_lines([path], "text")) == 200
 

@@ -42,16 +42,15 @@ metric_list: [{metric: acc}]
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The working directory, with the files that the page describes, and a task with questions."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+def tasks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory has the files that the page describes, and a task with questions."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", folder / "cache")
     page = README.read_text()
-    (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks/own_text.yaml").write_text(page.partition("```yaml\n")[2].partition("```")[0])
-    (tmp_path / "tasks/words.py").write_text(page.partition("```python\n")[2].partition("```")[0])
-    (tmp_path / "tasks/choices.yaml").write_text(CHOICE_TASK)
-    (tmp_path / "choices.jsonl").write_text("".join(json.dumps(row) + "\n" for row in CHOICES))
+    (folder / "tasks").mkdir()
+    (folder / "tasks/own_text.yaml").write_text(page.partition("```yaml\n")[2].partition("```")[0])
+    (folder / "tasks/words.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    (folder / "tasks/choices.yaml").write_text(CHOICE_TASK)
+    (folder / "choices.jsonl").write_text("".join(json.dumps(row) + "\n" for row in CHOICES))
 
 
 def results(task: str, **options: Any) -> Any:

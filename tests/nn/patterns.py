@@ -1,13 +1,16 @@
-"""Attention patterns of every kind, inputs for the tests of what computes them, and attention as a loop."""
+"""Attention patterns of every kind, inputs and a layer for the tests of what computes them, and attention as a loop."""
 
 import math
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from lmtrain.nn import dot_product
+from lmtrain.nn.attention import SelfAttention
+from lmtrain.nn.key_reduction import CompressedAttention
 from lmtrain.nn.patterns import CAUSAL, FULL, Pattern
 from lmtrain.nn.positions import alibi_bias, alibi_slopes
 
@@ -32,6 +35,16 @@ def random_qkv(length: int, *, rows: int = 1, dim: int = 4) -> list[Tensor]:
     """Queries, keys and values of two heads that require gradients."""
     torch.manual_seed(0)
     return [torch.randn(rows, 2, length, dim, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+
+
+def compressed(stride: int, pattern: Pattern, **options: Any) -> CompressedAttention:
+    """A layer whose kernels differ in every entry, as after training."""
+    projections = SelfAttention(8, 2, pattern=pattern, qk_norm=True, **options)
+    layer = CompressedAttention(projections, stride=stride)
+    with torch.no_grad():
+        layer.compress_key.weight.normal_(std=0.4)
+        layer.compress_value.weight.normal_(std=0.4)
+    return layer
 
 
 def alibi(length: int) -> Tensor:

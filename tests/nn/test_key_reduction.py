@@ -8,7 +8,7 @@ from lmtrain.nn.attention import SelfAttention
 from lmtrain.nn.key_reduction import CompressedAttention, Compression, LinformerAttention
 from lmtrain.nn.patterns import Pattern
 from lmtrain.nn.positions import rotation
-from tests.nn.test_self_attention import scrambled
+from tests.nn.patterns import compressed
 
 
 def compress(blocks: Compression, x: Tensor) -> list[Tensor]:
@@ -47,8 +47,7 @@ def compressed_loop(layer: CompressedAttention, x: Tensor, by: Tensor | None = N
 )
 def test_compressed_equals_loop_with_gradients(length: int, stride: int, scale: float | None, causal: bool) -> None:
     torch.manual_seed(0)
-    projections = SelfAttention(8, 2, pattern=Pattern(causal), qk_norm=True, scale=scale)
-    layer = scrambled(CompressedAttention(projections, stride=stride))
+    layer = compressed(stride, Pattern(causal), scale=scale)
     x, weight = torch.randn(2, length, 8), torch.randn(2, length, 8)
     for by in (None, rotation(torch.arange(length), 4)):
         out, expected = layer(x, rotation=by), compressed_loop(layer, x, by)

@@ -21,24 +21,9 @@ from lmtrain.nn.kv_cache import CachePosition, KeyValueCache, Rows
 from lmtrain.nn.linear_attention import LinearAttention
 from lmtrain.nn.positions import alibi_slopes, rotate, rotation
 from tests.nn.measuring import flops
-from tests.nn.patterns import LONG, PATTERNS, alibi
+from tests.nn.patterns import LONG, PATTERNS, alibi, compressed
 
 Make = Callable[[], Any]
-
-
-def scrambled(layer: CompressedAttention) -> CompressedAttention:
-    """With kernels that differ in every entry, as after training."""
-    with torch.no_grad():
-        layer.compress_key.weight.normal_(std=0.4)
-        layer.compress_value.weight.normal_(std=0.4)
-    return layer
-
-
-def compressed(
-    stride: int, pattern: patterns.Pattern, *, scale: float | None = None, dropout: float = 0.0
-) -> CompressedAttention:
-    projections = SelfAttention(8, 2, pattern=pattern, qk_norm=True, scale=scale, dropout=dropout)
-    return scrambled(CompressedAttention(projections, stride=stride))
 
 
 MASKED: dict[str, Make] = {

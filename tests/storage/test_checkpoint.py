@@ -179,10 +179,8 @@ def test_damaged_checkpoints_of_one_step_get_names_of_their_own(tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"step-00000001.damaged{n}" for n in ("", 2, 3)]
 
 
-def test_a_path_is_found_before_a_run_of_that_name(
-    tmp_path: Path, tiny: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("folder")
+def test_a_path_is_found_before_a_run_of_that_name(tiny: Config) -> None:
     for path in ("book", "runs/book"):
         run_folder.create_run(Path(path), tiny)
     assert run_folder.find_run(Path("book"), Path("runs")) == Path("book")

@@ -1,11 +1,13 @@
 """Several processes train like one, to the same checkpoints and scores, and any number of them resumes a run."""
 
+import itertools
 import re
 import shutil
 import signal
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +25,7 @@ from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.tensor_files import LazyTensor
 from lmtrain.system.distributed import join_processes
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
-from lmtrain.training import loop
+from lmtrain.training import loop, meter
 from lmtrain.training.costs import memory_estimate
 from lmtrain.training.loop import train_step
 from lmtrain.training.parallel import choose_strategy, with_micro_batch
@@ -77,24 +79,25 @@ def test_two_ddp_processes_give_the_same_bits_as_one(
         "others": change(plain, train__init_from=str(base), train__teacher=str(base), run__seed=2),
         "late": change(plain, train__steps=3, train__eval_steps=1),
     }
-    timed = change(plain, train__steps=None, train__max_minutes=0.02, train__eval_steps=1000)
-    best_first, save, monotonic = run_checkpoints.best_first, checkpoint.save, time.monotonic
+    timed = change(plain, train__steps=None, train__max_minutes=0.005, train__eval_steps=1000)
+    best_first, save, looks = run_checkpoints.best_first, checkpoint.save, itertools.count()
 
     def slowly(*arguments: Any) -> Path:
         """The best checkpoint of the run `late` is still being written when the other process would look for it."""
-        if arguments[1] == 2:
+        if arguments[:2] == (tmp_path / "2/late", 2):
             time.sleep(1.5)
         return save(*arguments)
 
     def work(processes: ProcessGroup) -> dict[str, list[Any]]:
         monkeypatch.setattr(checkpoint, "save", slowly)
+        clock = SimpleNamespace(monotonic=lambda: 0.01 * (1 + processes.rank) * next(looks))
+        monkeypatch.setattr(meter, "time", clock)
         if not processes.is_main:
             monkeypatch.setattr(
                 run_checkpoints,
                 "best_first",
                 lambda run_dir, until=None: [older] if run_dir == base else best_first(run_dir, until),
             )
-            monkeypatch.setattr(time, "monotonic", lambda: 2 * monotonic())
         found = {}
         for name, config in variants.items():
             monkeypatch.setattr(loop, "train_step", worsen if name == "late" else train_step)

@@ -303,14 +303,14 @@ def test_resume_on_cuda_gives_the_same_bits(
     assert last_hash(tmp_path / "whole") == last_hash(tmp_path / "parts")
 
 
-def test_another_number_of_threads_is_reported(tiny: Config, tmp_path: Path) -> None:
+def test_another_number_of_threads_is_reported(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = [1]
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
     config = change(tiny, train__steps=4, train__eval_steps=2)
     run(config, tmp_path)
     files.remove_folder(run_checkpoints.choose(tmp_path, "last"))
-    try:
-        _, notes = run(change(config, train__threads=2), tmp_path)
-    finally:
-        torch.set_num_threads(1)
+    _, notes = run(change(config, train__threads=2), tmp_path)
     assert notes == ["CPU threads: 1 before, 2 now; the results may not be equal bit for bit"]
 
 

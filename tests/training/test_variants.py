@@ -11,16 +11,10 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
 from lmtrain.storage import run_folder
+from tests.model import models
 from tests.training.helpers import change, run, start, without_dropout
 
-SIZES = {
-    "model__attention_window": 3,
-    "model__attention_stride": 4,
-    "model__attention_globals": 2,
-    "model__compression": 3,
-    "model__projected_length": 5,
-    "model__inducing_points": 3,
-}
+SIZES = {f"model__{field}": size for field, size in models.SIZES.items()}
 LEARNING = {
     "train__micro_batch": None,
     "train__steps": 60,
@@ -57,8 +51,9 @@ def test_a_short_run_learns_and_generates(
     outcome, _ = run(config, tmp_path / "run")
     assert outcome.score is not None
     untrained_model = start(config).model  # its output bias is the frequencies of the words
-    inputs = torch.tensor(store.split("valid").ids[:320].astype("int64")).view(20, 16)
-    targets = inputs.roll(-1, 1) if config.model.mode == "causal" else inputs.roll(-1, 0)[:, 0]
+    ids = torch.tensor(store.split("valid").ids[:321].astype("int64"))
+    inputs, following = ids[:-1].view(20, 16), ids[1:].view(20, 16)
+    targets = following if config.model.mode == "causal" else following[:, -1]
     with torch.no_grad():
         untrained = untrained_model.eval()(inputs, targets).mean().item()
     assert outcome.score.loss < 0.96 * untrained
