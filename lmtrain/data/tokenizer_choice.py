@@ -4,7 +4,6 @@ import math
 
 from lmtrain.config.schema import LEAST_BPE, TokenizerConfig
 from lmtrain.data.corpus import Corpus
-from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 
 READ_BYTES = 4 << 20
@@ -39,13 +38,6 @@ def resolve(config: TokenizerConfig, corpus: Corpus) -> TokenizerConfig:
                 f"it to {LEAST_BPE} or more, or set tokenizer.kind=word"
             )
     return config.model_copy(update={"kind": kind, "vocab_size": size})
-
-
-def of_store(config: TokenizerConfig, store: TokenStore) -> TokenizerConfig:
-    """Return what `resolve` made of `config` when this store was made with it."""
-    if config.file is not None:
-        return config
-    return config.model_copy(update={"kind": store.manifest["kind"], "vocab_size": store.manifest["vocab_limit"]})
 
 
 def has_spaced_punctuation(text: str) -> bool:

@@ -17,9 +17,10 @@ from lmtrain.config.automatic import MINUTES, automatic
 from lmtrain.config.loader import ConfigSource, differences, load, load_fields, override_value, overrides_of
 from lmtrain.config.schema import RUN_NAME, Config, DataConfig, TokenizerConfig
 from lmtrain.config.train import BUDGETS
+from lmtrain.data.corpus import download
 from lmtrain.data.sources import local_path
-from lmtrain.data.tokenizer_choice import of_store
-from lmtrain.data.tokenizing import prepare_run_store, prepare_store
+from lmtrain.data.tokenizer_choice import resolve
+from lmtrain.data.tokenizing import prepare_run_store, tokenize
 from lmtrain.data.tokens import TokenStore, find_store
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.storage import run_checkpoints
@@ -139,7 +140,7 @@ def _with_absolute_paths(config: Config, run_dir: Path) -> Config:
 def prepare(plan: RunPlan) -> tuple[Config, TokenStore]:
     """Return the complete configuration, and the token store to train on, which is made if it is missing.
 
-    Raises LmtrainError as `prepare_store` does, and UsageError for overrides that don't fit the automatic recipe.
+    Raises LmtrainError as `download` and `tokenize` do, and UsageError for overrides that don't fit the automatic recipe.
     """
     tokenizer, store = _tokens_of(plan)
     config = plan.config
@@ -158,8 +159,9 @@ def _tokens_of(plan: RunPlan) -> tuple[TokenizerConfig, TokenStore]:
     config = plan.config
     stored = run_config(plan.run_dir) if has_checkpoint(plan.run_dir) else None
     if stored is None or _wants_other_tokenizer(config.tokenizer, stored.tokenizer):
-        store = prepare_store(config)
-        return of_store(config.tokenizer, store), store
+        corpus = download(config.data)
+        tokenizer = resolve(config.tokenizer, corpus)
+        return tokenizer, tokenize(corpus, tokenizer)
     found = find_store(config.data.dir, _store_hash(plan.run_dir))
     if found is not None and local_path(config.data.source) is None and _text(config.data) == _text(stored.data):
         return stored.tokenizer, found
