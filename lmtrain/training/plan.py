@@ -140,7 +140,8 @@ def _with_absolute_paths(config: Config, run_dir: Path) -> Config:
 def prepare(plan: RunPlan) -> tuple[Config, TokenStore]:
     """Return the complete configuration, and the token store to train on, which is made if it is missing.
 
-    Raises LmtrainError as `download` and `tokenize` do, and UsageError for overrides that don't fit the automatic recipe.
+    Raises LmtrainError as `download` and `tokenize` do, and UsageError for overrides that don't fit the automatic
+    recipe.
     """
     tokenizer, store = _tokens_of(plan)
     config = plan.config
