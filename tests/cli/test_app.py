@@ -90,7 +90,7 @@ def test_a_name_that_is_not_utf8_is_called_so(lmtrain: Lmtrain, workdir: Path, a
     assert "YAML" not in done.err
 
 
-def test_a_name_that_can_not_be_printed_gets_a_remedy(lmtrain: Lmtrain, workdir: Path) -> None:
+def test_a_name_that_cannot_be_printed_gets_a_remedy(lmtrain: Lmtrain, workdir: Path) -> None:
     done = lmtrain("export", "sample", "b\udcffd")
     assert (done.code, done.out) == (1, "")
     assert "'\\udcff' can't be written in utf-8: rename what has this name" in done.err

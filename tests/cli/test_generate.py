@@ -19,7 +19,7 @@ from tests.helpers import Lmtrain, give_input
 EXACT = ["--precision", "fp32"]
 
 
-def test_one_prompt(lmtrain: Lmtrain, workdir: Path) -> None:
+def test_a_prompt_gets_one_text_with_its_figures(lmtrain: Lmtrain, workdir: Path) -> None:
     result = lmtrain("generate", "The river", "-n", "5", "--greedy", "--json").json
     (completion,) = result["completions"]
     assert (result["id"], result["prompt"], result["run"], result["weights"]) == (1, "The river", "runs/sample", "ema")

@@ -62,7 +62,7 @@ def test_dry_run_trains_nothing(lmtrain: Lmtrain, workdir: Path) -> None:
         (["train.batch_size=10000000", "train.micro_batch=null"], r"[0-9.]+GB", "lower train.micro_batch"),
     ],
 )
-def test_a_dry_run_of_what_memory_can_not_hold_fails_with_a_remedy(
+def test_a_dry_run_of_what_memory_cannot_hold_fails_with_a_remedy(
     lmtrain: Lmtrain, workdir: Path, fields: list[str], needed: str, remedy: str
 ) -> None:
     done = lmtrain("train", *TINY, *fields, "--dry-run")

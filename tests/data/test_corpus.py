@@ -244,7 +244,7 @@ def test_an_empty_folder_is_not_made_again(load: Importer, small: Path) -> None:
     ],
 )
 @pytest.mark.usefixtures("folder")
-def test_unknown_source(load: Importer, source: str, message: str) -> None:
+def test_an_unknown_source_is_named_with_what_it_may_be(load: Importer, source: str, message: str) -> None:
     Path("books").mkdir()
     write(Path("books", "train.txt"), "a\n")
     with pytest.raises(LmtrainError, match=message):

@@ -86,7 +86,7 @@ def cache(home: Path) -> dict[str, tuple[int, bytes]]:
     return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
 
 
-def test_a_corpus_is_what_the_data_set_holds(hub: Hub, online: Client, home: Path) -> None:
+def test_a_corpus_is_what_the_dataset_holds(hub: Hub, online: Client, home: Path) -> None:
     hub.repositories["own/plain"] = Repository(PLAIN)
     manifest = online("own/plain")
     assert (manifest["source"], manifest["revision"], manifest["license"]) == ("own/plain", "1" * 40, None)
@@ -179,7 +179,7 @@ def test_nothing_in_the_cache_is_changed_or_deleted(hub: Hub, online: Client, of
     assert cache(home) == before
 
 
-def test_other_kinds_of_files(hub: Hub, online: Client) -> None:
+def test_compressed_json_csv_and_text_give_the_same_lines(hub: Hub, online: Client) -> None:
     rows = [f"row {number}, é" for number in range(1_500)]
     for name, content in {
         "train.jsonl.gz": gzip.compress("".join(json.dumps({"text": row}) + "\n" for row in rows).encode()),
@@ -229,7 +229,7 @@ def test_other_kinds_of_files(hub: Hub, online: Client) -> None:
         ({"train.jsonl": b'{"text": "a"}\n{"text": null}\n'}, "own/wrong, train, row 2, has nothing (null) in 'text'"),
     ],
 )
-def test_a_data_set_that_can_not_be_used(hub: Hub, online: Client, files: dict[str, bytes], message: str) -> None:
+def test_a_dataset_that_cannot_be_used(hub: Hub, online: Client, files: dict[str, bytes], message: str) -> None:
     hub.repositories["own/wrong"] = Repository(files, commit=sha1(repr(files).encode()).hexdigest())
     assert message in online("own/wrong")
 
@@ -263,7 +263,7 @@ def test_only_the_files_of_the_chosen_subset_are_read(hub: Hub, online: Client, 
         assert lines(found) == {"train": 38, "valid": 2}
 
 
-def test_a_data_set_that_can_not_be_downloaded(hub: Hub, online: Client, offline: Client) -> None:
+def test_a_dataset_that_cannot_be_downloaded(hub: Hub, online: Client, offline: Client) -> None:
     assert "dataset own/nosuch is not on the hub" in online("own/nosuch")
     assert "own..x/a can't be the name of a dataset" in online("own..x/a")
     for status, code, message in (
@@ -277,7 +277,7 @@ def test_a_data_set_that_can_not_be_downloaded(hub: Hub, online: Client, offline
     assert "own/nosuch is not in the cache, and HF_HUB_OFFLINE" in offline("own/nosuch")
 
 
-def test_no_network(home: Path, start: Start) -> None:
+def test_a_missing_network_is_named(home: Path, start: Start) -> None:
     with serve() as closed:
         address = closed.url.replace("http://", f"http://user:{TOKEN}@")
     client = start(HF_ENDPOINT=address, HF_HOME=str(home / "other"))

@@ -49,7 +49,7 @@ def read(*paths: Path, column: str = "text") -> list[Line]:
     ],
     ids=["crlf", "lone-cr", "bom", "blank-and-no-last-end", "unicode-separators"],
 )
-def test_line_rule(tmp_path: Path, content: bytes, lines: list[str]) -> None:
+def test_lines_end_at_every_kind_of_line_end(tmp_path: Path, content: bytes, lines: list[str]) -> None:
     assert read(write(tmp_path / "a.txt", content)) == [(line, False) for line in lines]
 
 
@@ -137,7 +137,7 @@ def test_files_with_names_of_their_own_are_documents_and_shards_are_not(tmp_path
         ("none.parquet", None, r"none\.parquet is not a text file: name an existing file"),
     ],
 )
-def test_what_can_not_be_read_is_named(
+def test_what_cannot_be_read_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str | bytes | None, message: str
 ) -> None:
     monkeypatch.setattr(local, "LONGEST_LINE", 300_000)
@@ -147,7 +147,7 @@ def test_what_can_not_be_read_is_named(
         read(tmp_path / name)
 
 
-def test_rows_of_parquet_that_can_not_be_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_parquet_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "LONGEST_LINE", 1 << 20)
     with pytest.raises(LmtrainError, match=r"a\.parquet, row 2, has nothing \(null\) in 'text'.*take the row out"):
         read(write(tmp_path / "a.parquet", parquet(["a", None])))

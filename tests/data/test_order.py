@@ -1,3 +1,5 @@
+"""The order of samples: a permutation of each epoch, a function of the seed and the step."""
+
 from collections import Counter
 from itertools import pairwise, permutations
 from math import factorial, sqrt

@@ -168,7 +168,7 @@ def test_whole_articles_until_enough() -> None:
         assert split.nats == pytest.approx(sum(nats for article in articles(count, seed=3) for _, nats in article))
 
 
-def test_wikitext_format() -> None:
+def test_the_lines_have_the_form_of_wikitext() -> None:
     lines = list(SampleSplit(50_000, seed=2))
     texts = [text for text, _ in lines]
     for number, (text, starts_document) in enumerate(lines):

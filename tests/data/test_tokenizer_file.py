@@ -118,7 +118,7 @@ def _merges(document: dict[str, Any], more: list[Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("kind", "spoil"), [pytest.param(k, spoil, id=name) for name, k, spoil in _damaged()])
-def test_load_rejects_what_can_t_be_a_tokenizer(kind: Kind, spoil: Any, tmp_path: Path) -> None:
+def test_load_rejects_what_cannot_be_a_tokenizer(kind: Kind, spoil: Any, tmp_path: Path) -> None:
     document = spoil(json.loads(TRAINED[kind]._content))
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(document))

@@ -150,7 +150,7 @@ def test_a_store_of_another_configuration_is_made_again(tmp_path: Path, notes: l
     assert "configuration has changed" in notes[0]
 
 
-def test_a_store_that_can_not_be_read_is_not_replaced(
+def test_a_store_that_cannot_be_read_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
     """For nothing says that it is damaged. The same holds for a corpus."""
@@ -211,7 +211,7 @@ def test_downloading_and_tokenizing_load_no_large_library() -> None:
     assert done.stdout.strip() == "set()"
 
 
-def test_a_store_that_can_not_be_read_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_cannot_be_read_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = make_store(tmp_path)
     monkeypatch.setattr(tokens_module, "verify", Mock(side_effect=UnreadableError("Permission denied")))
     with pytest.raises(UnreadableError):

@@ -388,7 +388,9 @@ def test_dynamic_evaluation_is_for_causal_models() -> None:
 ADAPTIVE = ["--dynamic", "--cache", "eval.temperature=1.1"]
 
 
-def test_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
+def test_each_option_of_the_command_has_an_effect_and_none_goes_below_the_floor(
+    lmtrain: Lmtrain, workdir: Path
+) -> None:
     """On the sample corpus, whose entropy is known: no mode may get below it, and no file of the run may change."""
     before = contents(workdir / "runs")
     floor = json.loads((workdir / "data/sample-3000/manifest.json").read_text())["floor"]["valid"]

@@ -193,7 +193,7 @@ def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "disk" / "model.safetensors").is_file()
 
 
-def test_what_can_not_be_exported_is_rejected(lmtrain: Lmtrain, tmp_path: Path) -> None:
+def test_what_cannot_be_exported_is_rejected(lmtrain: Lmtrain, tmp_path: Path) -> None:
     windowed = stored_run(tmp_path / "windowed", mode="windowed")
     with pytest.raises(LmtrainError, match="windowed model, which predicts one token per window"):
         export(windowed, tmp_path / "hf", None, "auto")

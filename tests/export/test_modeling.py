@@ -181,7 +181,7 @@ def test_a_model_that_is_saved_and_loaded_again_is_the_same(tmp_path: Path) -> N
     assert again.get_input_embeddings() is again.model.embedding
 
 
-def test_what_can_not_be_computed_is_rejected(tmp_path: Path) -> None:
+def test_what_cannot_be_computed_is_rejected(tmp_path: Path) -> None:
     _, theirs = both(tmp_path)
     tokens, mask = padded([3, 2], 3, "right")
     with pytest.raises(ValueError, match="pad on the left"):

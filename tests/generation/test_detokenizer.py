@@ -82,5 +82,5 @@ def test_a_space_waits_for_the_word_after_it() -> None:
     assert detokenizer.feed("so") == "so"
 
 
-def test_rare_marks() -> None:
+def test_rare_marks_are_attached_as_in_print() -> None:
     assert Detokenizer().feed("« one » at 5 ° , YOU 'LL and you \u2019 LL") == "«one» at 5°, YOU'LL and you\u2019LL"

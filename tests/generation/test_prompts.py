@@ -20,7 +20,7 @@ def test_a_prompt_a_line(tmp_path: Path) -> None:
     assert read(path) == [("The river", 1), ('{"prompt": 1}', 4), (" café", 5)]
 
 
-def test_json_lines(tmp_path: Path) -> None:
+def test_json_lines_have_a_prompt_and_may_have_an_id(tmp_path: Path) -> None:
     path = tmp_path / "some.JSONL"
     path.write_text('{"prompt": "a\\r\\nb\\r", "id": "x"}\n\n{"prompt": "", "more": null}\n{"id": 7, "prompt": "c"}\n')
     assert read(path) == [("a\nb\n", "x"), ("", 3), ("c", 7)]
@@ -56,7 +56,7 @@ def test_errors_name_the_line(tmp_path: Path, name: str, content: bytes, message
     assert "\n" not in str(raised.value)
 
 
-def test_files_that_can_not_be_read(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing.txt"):
         with pytest.raises(LmtrainError, match=f"{path.name} can't be read"):
             list(read_prompts(path))

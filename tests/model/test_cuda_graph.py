@@ -20,7 +20,7 @@ PACKED = [("fp32", 1e-5), ("bf16", 0.02)]
 """Precisions of packed layers, and how far two orders of the same sums may be apart."""
 
 
-def test_capacity_for() -> None:
+def test_capacities_are_few_and_at_most_the_context() -> None:
     assert [capacity_for(tokens, 5000) for tokens in (1, 256, 257, 1024, 1025, 4096, 4097, 5000)] == [
         *(256, 256, 1024, 1024, 4096, 4096, 5000, 5000)
     ]

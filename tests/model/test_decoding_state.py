@@ -93,7 +93,7 @@ def test_windowed_steps_equal_reencoding_the_window(fields: dict[str, object], p
 
 @pytest.mark.parametrize("token_shift", [False, True])
 @pytest.mark.parametrize(("mode", "context"), [*itertools.product(("causal", "windowed"), (1, 2, 3))])
-def test_tiny_contexts(mode: str, context: int, token_shift: bool) -> None:
+def test_contexts_of_one_to_three_tokens_are_decoded_as_predicted(mode: str, context: int, token_shift: bool) -> None:
     model, text = build(mode=mode, context=context, token_shift=token_shift), tokens(1, 10)
     log_probs, state = model.start(text[:, :1])
     window = text[0, :1].tolist()

@@ -186,7 +186,9 @@ def test_multi_head_attention(width: int | None, masking: Masking) -> None:
 @pytest.mark.parametrize(("norm_position", "activation"), [("pre", "gelu"), ("post", "relu")])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("kind", PARTS)
-def test_block(kind: str, causal: bool, norm_position: NormPosition, activation: Activation) -> None:
+def test_a_block_equals_that_of_torch(
+    kind: str, causal: bool, norm_position: NormPosition, activation: Activation
+) -> None:
     torch.manual_seed(0)
     make_theirs = nn.TransformerEncoderLayer if kind == "encoder" else nn.TransformerDecoderLayer
     theirs = make_theirs(D, H, 3 * D, 0.0, activation, batch_first=True, norm_first=norm_position == "pre", bias=False)

@@ -13,7 +13,7 @@ every_kind = pytest.mark.parametrize("kind", NORMS)
 
 @pytest.mark.parametrize("fresh", [True, False])
 @every_kind
-def test_formulas(kind: NormKind, fresh: bool) -> None:
+def test_every_norm_follows_its_formula(kind: NormKind, fresh: bool) -> None:
     torch.manual_seed(0)
     x, layer = torch.randn(5, 8) * 3 + 1, NORMS[kind](8)
     if not fresh:

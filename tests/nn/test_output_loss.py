@@ -195,6 +195,6 @@ def test_a_compiled_model_with_chunks_is_one_graph_and_equal() -> None:
         ("auto", LARGE // 400 + 1, -(-LARGE // 6400)),
     ],
 )
-def test_rows_at_once(chunk: Chunk, rows: int, wanted: int) -> None:
+def test_the_rows_at_once_keep_the_logits_within_a_limit(chunk: Chunk, rows: int, wanted: int) -> None:
     assert rows_at_once(chunk, rows, 100) == wanted
     assert rows_at_once("auto", 4096, 10**6) == 512

@@ -125,7 +125,7 @@ def test_choosing_by_name(tmp_path: Path) -> None:
         run_checkpoints.choose(tmp_path, "newest")
 
 
-def test_finding_runs(tmp_path: Path, tiny: Config) -> None:
+def test_a_run_is_found_by_path_by_name_or_as_the_latest(tmp_path: Path, tiny: Config) -> None:
     with pytest.raises(LmtrainError, match="train one with"):
         run_folder.find_run(None, tmp_path)
     with pytest.raises(LmtrainError, match="not a run folder"):

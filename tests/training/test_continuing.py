@@ -178,7 +178,7 @@ def test_a_run_that_goes_back_says_so_and_one_that_need_not_does_not(
         ({}, {}, "it has no undamaged checkpoint up to step 6"),
     ],
 )
-def test_what_can_not_be_exact_is_rejected_with_a_remedy(
+def test_what_cannot_be_exact_is_rejected_with_a_remedy(
     little: Config, tmp_path: Path, fields: dict[str, Any], changed: dict[str, Any], reason: str
 ) -> None:
     config = change(little, **STABLE | {"train__eval_steps": 8} | fields)
@@ -199,7 +199,7 @@ def test_what_can_not_be_exact_is_rejected_with_a_remedy(
 
 @pytest.mark.parametrize("steps", [None, 8])
 @pytest.mark.parametrize(("field", "value"), [("warmup", 0.5), ("steps", 16)])
-def test_a_schedule_that_follows_the_clock_can_not_change(
+def test_a_schedule_that_follows_the_clock_cannot_change(
     little: Config,
     tmp_path: Path,
     interrupt_after: Callable[[int, int], None],

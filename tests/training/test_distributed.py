@@ -250,7 +250,7 @@ def test_recomputed_activations_give_the_same_bits(tiny: Config, kind: str, prec
         ({"train__batch_size": 6, "train__micro_batch": None}, r"divided among 4 processes: make it a multiple of 4"),
     ],
 )
-def test_a_batch_that_can_not_be_divided_is_rejected(tiny: Config, changes: dict[str, Any], message: str) -> None:
+def test_a_batch_that_cannot_be_divided_is_rejected(tiny: Config, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(LmtrainError, match=message):
         with_micro_batch(change(tiny, **changes), ProcessGroup(0, 4))
 
@@ -263,7 +263,7 @@ def test_a_batch_that_can_not_be_divided_is_rejected(tiny: Config, changes: dict
         ({"train__compile": True, "train__precision": "fp16"}, "train.compile=false and train.precision=bf16 or fp32"),
     ],
 )
-def test_what_can_not_be_sharded_is_rejected(tiny: Config, changes: dict[str, Any], needed: str) -> None:
+def test_what_cannot_be_sharded_is_rejected(tiny: Config, changes: dict[str, Any], needed: str) -> None:
     config = change(tiny, train__parallel="fsdp", **changes)
     model = LanguageModel(config.model, 10)
     with pytest.raises(LmtrainError, match=re.escape(f"train.parallel=fsdp needs {needed}: set that, or train.")):

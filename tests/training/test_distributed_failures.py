@@ -100,7 +100,7 @@ def test_a_failed_save_of_one_process_leaves_the_previous_checkpoint(
 
 
 @pytest.mark.parametrize(("parallel", "victim"), [("ddp", 0), ("fsdp", 0), ("fsdp", 1)])
-def test_if_the_last_checkpoint_can_not_be_written_all_end(
+def test_if_the_last_checkpoint_cannot_be_written_all_end(
     tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: str, victim: int
 ) -> None:
     """With the reason in the output of all that write."""

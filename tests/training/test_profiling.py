@@ -44,7 +44,7 @@ def test_parts_operators_and_a_trace(tiny: Config, store: TokenStore, tmp_path: 
     assert count == dict.fromkeys(PARTS[:3], 2 * STEPS) | dict.fromkeys((*PARTS[3:], "step"), STEPS), "2 micro-batches"
 
 
-def test_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
+def test_the_command_writes_only_a_trace_and_prints_the_figures(lmtrain: Lmtrain, workdir: Path) -> None:
     before = set(workdir.rglob("*"))
     done = lmtrain("train", *TINY, "--profile", "--json", "--quiet", "run.name=only", "train.optimizer=muon")
     result = done.json

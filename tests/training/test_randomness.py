@@ -66,7 +66,7 @@ def test_the_seed_of_a_run_decides_its_initial_weights_and_its_samples(tiny: Con
         assert np.array_equal(state.order.starts(0, 20), first.order.starts(0, 20)) == same
 
 
-def test_share_and_distribution() -> None:
+def test_noise_replaces_its_share_of_the_tokens_by_the_distribution_of_the_text() -> None:
     torch.manual_seed(1)
     ids = np.array([7] * 6 + [8] * 3 + [9], np.uint16)
     inputs = torch.zeros(200, 500, dtype=torch.int64)

@@ -68,7 +68,7 @@ def _budget(config: Config) -> Budget:
     return make_budget(config, SimpleNamespace(split=lambda name: split))  # type: ignore[arg-type]
 
 
-def test_budgets() -> None:
+def test_a_budget_is_in_steps_in_seconds_or_in_both() -> None:
     assert _budget(_config(epochs=2, batch_size=32)) == Budget(7, None)
     assert _budget(_config(batch_size=10)) == Budget(100, None)
     assert _budget(_config(tokens=320, batch_size=32)) == Budget(10, None)
