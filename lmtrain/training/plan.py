@@ -84,15 +84,18 @@ def _recipe(overrides: Sequence[str], tokens: int, vocab_size: int) -> Config:
     The model and the tokenizer are those of the run `train.init_from`, if that is set. Raises UsageError if the
     overrides then set another tokenizer's kind or size, which would have no effect.
     """
-    budgets = (f"train.{name}" for name in BUDGETS)
-    train = load_fields(None, overrides, "train.device", "train.max_minutes", "train.init_from", *budgets).train
+    names = ("device", "threads", "max_minutes", "init_from", *BUDGETS)
+    train = load_fields(None, overrides, *(f"train.{name}" for name in names)).train
     if train.init_from is not None and (own := overrides_of(overrides, "tokenizer.kind", "tokenizer.vocab_size")):
         raise UsageError(f"train.init_from takes the tokenizer of that run: leave {' and '.join(own)} out")
     has_steps = any(getattr(train, name) is not None for name in BUDGETS)
     minutes = train.max_minutes or (None if has_steps else MINUTES)
     device = choose_device(train.device)
     cuda = device.type == "cuda"
-    count = GPU_CORES * torch.cuda.get_device_properties(device).multi_processor_count if cuda else cores()
+    if cuda:
+        count = GPU_CORES * torch.cuda.get_device_properties(device).multi_processor_count
+    else:
+        count = train.threads or cores()
 
     def for_epochs(epochs: float) -> Config:
         recipe = automatic(tokens, vocab_size, count, cuda, minutes, epochs)

@@ -80,6 +80,12 @@ def test_the_sizes_follow_from_the_minutes_and_the_dropout_from_the_epochs() -> 
     assert automatic(10**4, 1000, 2, False, MINUTES, epochs=1).model.dropout == 0
 
 
+def test_only_the_cores_that_are_used_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmtrain.training.plan.cores", lambda: 64)
+    for fields, width in (([], 256), (["train.threads=2"], 128)):
+        assert plan_run(None, ["train.device=cpu", *fields]).config.model.dim == width
+
+
 def test_a_gpu_counts_by_its_multiprocessors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lmtrain.training.plan.choose_device", lambda name: torch.device("cuda"))
     for count, width in ((132, 384), (6, 256)):
