@@ -74,6 +74,7 @@ def test_a_store_is_made_as_resolved(
 def test_a_tokenizer_that_is_given_has_a_kind_of_its_own(tmp_path: Path) -> None:
     corpus = make_corpus(tmp_path / "tiny", {"train": [MARKED], "valid": [["a"]]})
     config = TokenizerConfig(file=tokenize(corpus, CONFIGS["bpe"]).folder / "tokenizer.json")
+    assert resolve(config, corpus) == config
     store = tokenize(corpus, config)
     assert store.tokenizer.kind == store.manifest["kind"] == "bpe"
 
