@@ -183,6 +183,9 @@ def test_a_model_field_that_a_stored_run_lacks_had_its_default(run: Run) -> None
     checkpoint.check_model(found, run.config.model)
     with pytest.raises(LmtrainError, match=r"model\.qk_norm=True, .* was trained with False"):
         checkpoint.check_model(found, run.config.model.model_copy(update={"qk_norm": True}))
+    found.info["model"] = ["qk_norm"]
+    with pytest.raises(LmtrainError, match="is damaged: the model in its manifest is not a mapping"):
+        checkpoint.check_model(found, run.config.model)
 
 
 @pytest.mark.parametrize(("section", "field", "value"), [("model", "norm", "layer"), ("train", "steps", 1)])

@@ -60,7 +60,7 @@ def _decoded(content: bytes, where: str) -> str:
         return with_newlines(content.decode("utf-8-sig")).removesuffix("\n")
     except UnicodeDecodeError as error:
         raise LmtrainError(
-            f"{where} is not UTF-8 text (its byte {error.start}): convert it, for example with iconv"
+            f"{where} is not UTF-8 text (its byte {error.start}): convert it, for example with iconv, or unpack it"
         ) from None
 
 

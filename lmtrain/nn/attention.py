@@ -109,3 +109,12 @@ class SelfAttention(nn.Module):
 def padding_mask(valid: Tensor) -> Tensor:
     """Which keys are real, (B, Tk) bool, as a mask for every head and query: (B, 1, 1, Tk)."""
     return valid[:, None, None]
+
+
+def reject_mask(mask: Tensor | None, attention: str) -> None:
+    """Raise ValueError for a mask or bias given to a kind of attention that has no score per pair of tokens."""
+    if mask is not None:
+        raise ValueError(
+            f"{attention} attention has no score for each pair of tokens that a mask or bias of shape "
+            f"{tuple(mask.shape)} could change: use rotary positions, or sinusoidal, learned or none"
+        )

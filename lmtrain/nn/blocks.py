@@ -97,7 +97,8 @@ class EncoderBlock(nn.Module):
     """Self-attention, then feed-forward, each in a residual (Vaswani et al., 2017).
 
     `attention` is `SelfAttention` or any layer with the same `forward(x, mask=, rotation=)` and, for decoding,
-    `prefill` and `step`. `options` are those of `Residual`.
+    `prefill` and `step`, for a text of any length from 0. Its `step` writes to the cache in place, and reads no value
+    on the host, so that a CUDA graph can record it. `options` are those of `Residual`.
     """
 
     def __init__(self, dim: int, attention: nn.Module, feed_forward: FeedForward, **options: Unpack[ResidualOptions]):

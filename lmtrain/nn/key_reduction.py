@@ -10,11 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.attention import SelfAttention
+from lmtrain.nn.attention import SelfAttention, reject_mask
 from lmtrain.nn.dot_product import to_blocks
 from lmtrain.nn.dropout import drop
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache, Rows
-from lmtrain.nn.linear_attention import reject_mask
 from lmtrain.nn.patterns import FULL
 
 

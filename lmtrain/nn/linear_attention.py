@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.attention import SelfAttention
+from lmtrain.nn.attention import SelfAttention, reject_mask
 from lmtrain.nn.dot_product import to_blocks
 from lmtrain.nn.kv_cache import CachePosition, RecurrentState
 from lmtrain.nn.positions import rotate
@@ -136,12 +136,3 @@ class LinearAttention(nn.Module):
         query, key, value = self.projections.project(x)
         cache.add(key, value, rotation=at.rotation)
         return self.projections.merge(cache.read(query, rotation=at.rotation).to(value.dtype))
-
-
-def reject_mask(mask: Tensor | None, attention: str) -> None:
-    """Raise ValueError for a mask or bias given to a kind of attention that has no score per pair of tokens."""
-    if mask is not None:
-        raise ValueError(
-            f"{attention} attention has no score for each pair of tokens that a mask or bias of shape "
-            f"{tuple(mask.shape)} could change: use rotary positions, or sinusoidal, learned or none"
-        )

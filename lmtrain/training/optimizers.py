@@ -65,7 +65,8 @@ class Muon(AdamW):
 
     The update of a matrix is its orthogonalized momentum. If that has full rank, its elements have a root mean square
     of 0.2 times the learning rate, like AdamW's (Liu et al., 2025), so that both have the same learning rate and
-    decoupled weight decay. Matrices of one shape are batched, in `dtype`.
+    decoupled weight decay. Matrices of one shape are batched, in `dtype`. They must be whole: sharded by rows, each
+    process would orthogonalize its own part.
 
     The first of the parameter `groups` has the matrices. `options` are those of AdamW.
     """

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lmtrain.cli import prompting
-from lmtrain.generation.options import Options
+from lmtrain.generation.options import SAMPLED, Options
 from tests.data.helpers import TRAINED
 from tests.export.runs import stored_run
 from tests.helpers import Lmtrain, give_input
@@ -191,7 +191,8 @@ def test_every_option_of_a_completion_arrives(lmtrain: Lmtrain, workdir: Path, m
     stops = "--stop-string x --stop-string y"
     assert lmtrain("generate", "The", *sampling.split(), *others.split(), *stops.split()).code == 0
     assert lmtrain("generate", "The", "--beams", "3").code == 0
-    (options, search), defaults = seen, Options()
+    assert lmtrain("generate", "The", "--seed", "0").code == 0
+    (options, search, plain), defaults = seen, Options()
     sampled = Options(temperature=0.7, top_k=7, top_p=0.6, min_p=0.01, repetition_penalty=1.5, samples=3, seed=5)
     ended: dict[str, Any] = {
         "max_tokens": 9,
@@ -202,5 +203,6 @@ def test_every_option_of_a_completion_arrives(lmtrain: Lmtrain, workdir: Path, m
     }
     assert options == dataclasses.replace(sampled, **ended, raw=True)
     assert search.beams == 3
+    assert plain == SAMPLED
     fields = [field.name for field in dataclasses.fields(Options)]
     assert {name for name in fields if getattr(options, name) == getattr(defaults, name)} == {"beams"}

@@ -342,6 +342,12 @@ def test_only_a_stored_configuration_has_its_open_vocabulary_size_written_out() 
     assert config.load(sections, [], {}, stored=True).tokenizer.vocab_size == 16_384
 
 
+@pytest.mark.parametrize("sections", [{"\ud800": {}}, {"model": {"\ud800": 1}}])
+def test_a_name_that_is_not_unicode_is_rejected(sections: dict[str, dict[str, int]]) -> None:
+    with pytest.raises(UsageError, match="a text has half a surrogate pair, which is not a character"):
+        config.load(sections, [], {})
+
+
 def test_a_field_of_what_is_no_section_is_named() -> None:
     with pytest.raises(UsageError, match=r"^override model\.dim: model is not a section$"):
         config.load({"model": 5}, ["model.dim=3"], {})  # type: ignore[dict-item]

@@ -23,11 +23,11 @@ from tests.data.helpers import LINES, TRAINED
 from tests.export.runs import CONTEXT, stored_run
 from tests.generation.toy import ends_with
 from tests.helpers import CPU
-from tests.model.models import PLAIN, VARIANTS
+from tests.model.models import OWN_CACHE, PLAIN, VARIANTS
 
 WORDS = TRAINED["word"]
 BLOCKED = [WORDS.encode("<unk>")[0]]
-KINDS = ("full", "local+strided", "compressed", "linear")
+KINDS = ("full", "local+strided", *OWN_CACHE)
 SOME = [fields for fields in VARIANTS if fields.get("attention", "full") in KINDS] + PLAIN[:1]
 """Every kind of cache, pointer, output and embedding."""
 

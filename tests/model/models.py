@@ -5,7 +5,7 @@ import itertools
 import torch
 from torch import Tensor, nn
 
-from lmtrain.config.schema import ATTENTION, UNMASKABLE_ATTENTION, ModelConfig
+from lmtrain.config.schema import ATTENTION, MASKED_ATTENTION, UNMASKABLE_ATTENTION, ModelConfig
 from lmtrain.model.build import build_model
 from lmtrain.model.language_model import LanguageModel
 from tests.helpers import choices
@@ -20,10 +20,9 @@ SIZES: dict[str, object] = {
     "projected_length": 5,
     "inducing_points": 3,
 }
-CAUSAL = (
-    *(kind for kind in ATTENTION if kind not in UNMASKABLE_ATTENTION),
-    *("local+strided", "local+strided+global"),
-)
+OWN_CACHE = tuple(kind for kind in ATTENTION if kind not in (*MASKED_ATTENTION, *UNMASKABLE_ATTENTION))
+"""Causal attention whose cache is not that of keys and values by position."""
+CAUSAL = (*MASKED_ATTENTION, *OWN_CACHE, "local+strided", "local+strided+global")
 WINDOWED = (*CAUSAL, *UNMASKABLE_ATTENTION)
 VARIANTS: list[dict[str, object]] = [
     *({**SIZES, "attention": kind} for kind in CAUSAL),

@@ -11,6 +11,7 @@ from torch import Tensor
 from lmtrain.model.decoding_state import DecodingState
 from lmtrain.model.language_model import LanguageModel
 from tests.model.models import (
+    OWN_CACHE,
     PLAIN,
     QUERIES,
     SIZES,
@@ -174,6 +175,6 @@ def test_pool_weights_sum_to_one_and_follow_recency(mode: str, query: str) -> No
 
 
 @every_padding
-@pytest.mark.parametrize("kind", ["linear", "compressed"])
+@pytest.mark.parametrize("kind", OWN_CACHE)
 def test_global_tokens_are_part_of_a_state_s_length(kind: str, pads: tuple[int, ...]) -> None:
     assert_steps_equal_reencoding({**SIZES, "attention": ["global", kind]}, pads)

@@ -20,6 +20,7 @@ def test_feed_forward_formula(activation: Activation) -> None:
     elif activation == "gelu":
         hidden = hidden * 0.5 * (1 + (hidden / math.sqrt(2)).erf())
     else:
+        assert activation == "relu"
         hidden = hidden.clamp_min(0)
     torch.testing.assert_close(layer(x), hidden @ layer.output.weight.T)
 

@@ -20,7 +20,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
 from lmtrain.system.messages import log, log_level
-from lmtrain.training.monitor import Monitor, RunMonitor, literal, table
+from lmtrain.training.monitor import CHARTS, Monitor, RunMonitor, literal, table
 from lmtrain.training.validation import POOL_TOKENS, evaluating, show_samples
 from tests.helpers import terminal
 from tests.training.helpers import events, metrics, start
@@ -250,7 +250,8 @@ def test_flushed_metrics_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_every_chart_has_its_own_metric(tmp_path: Path) -> None:
     reports = monitor(tmp_path)
-    reports.record(1, "train", {"grad_norm": 1.0, "tokens_per_second": 2.0, "mfu": 3.0, "memory_gb": 4.0})
+    for step, (kind, metric) in enumerate(CHARTS):
+        reports.record(step, kind, {metric: 10.0 + step})  # type: ignore[arg-type]
     reports.close()
-    tags = "optimizer/gradient_norm", "speed/tokens_per_second", "speed/mfu", "speed/memory_gb"
-    assert [curve(tmp_path, tag) for tag in tags] == [[(1, value)] for value in (1.0, 2.0, 3.0, 4.0)]
+    curves = [curve(tmp_path, tag) for tag in CHARTS.values()]
+    assert curves == [[(step, 10.0 + step)] for step in range(len(CHARTS))]

@@ -23,7 +23,7 @@ LEARNING = {
     "train__lr": 0.005,
     "train__ema": None,
 }
-EVERYWHERE = ("full", "local", "strided", "compressed", "linear")
+EVERYWHERE = ("full", "local", "strided", *models.OWN_CACHE)
 """The kinds of attention of the layers of a run; those with global tokens are by themselves."""
 
 
