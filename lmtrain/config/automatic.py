@@ -67,5 +67,6 @@ def automatic(
             schedule="linear",
             warmup=0.03,
             final_lr=0.0,
+            ema=0.995,
         ),
     )
