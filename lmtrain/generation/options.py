@@ -53,7 +53,7 @@ class Options:
         seed: object = self.seed  # from Python it may have any type
         if not isinstance(seed, Integral):
             raise ValueError(f"seed={seed!r} must be a whole number")
-        self._reject_what_is_no_number()
+        self._check_numbers()
         if not (self.temperature == 0 or 1e-6 <= self.temperature <= 1e6):
             raise ValueError(f"temperature={self.temperature} must be 0 or lie between 1e-6 and 1e6")
         if not 0 < self.top_p <= 1:
@@ -76,7 +76,7 @@ class Options:
             )
         _check_strings(self.stop_strings)
 
-    def _reject_what_is_no_number(self) -> None:
+    def _check_numbers(self) -> None:
         for field in fields(self):
             if field.type is float and not isinstance(getattr(self, field.name), Real):
                 raise ValueError(f"{field.name}={getattr(self, field.name)!r} must be a number")

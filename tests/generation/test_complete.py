@@ -199,6 +199,7 @@ CONTRADICTIONS: list[dict[str, Any]] = [
     {"beams": 2, "top_p": 0.9},
     {"beams": 2, "min_p": 0.1},
     {"beams": 2, "top_k": 3},
+    *({name: "1"} for name in ("temperature", "top_p", "min_p", "repetition_penalty", "length_penalty")),
 ]
 
 

@@ -124,6 +124,7 @@ def test_without_a_configuration_it_is_chosen_and_stored_whole(folder: Path) -> 
     changed = {*changed_fields(run_config(plan.run_dir))}
     assert {"model.dim=16", "train.steps=2", "tokenizer.kind=bpe"} <= changed
     assert {"model.copy=true", "model.token_shift=true"} <= changed
+    assert stored["train.ema"] is not None
 
 
 def test_an_existing_run_keeps_its_configuration_anywhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
