@@ -1,6 +1,5 @@
 """Prompts from files and standard input, with errors that name the line."""
 
-import gzip
 import io
 from pathlib import Path
 
@@ -38,7 +37,7 @@ ILL_FORMED = [
 ]
 WRONG = {
     "a.txt": [(b"", "has no prompts"), (b"\n \n", "has no prompts"), (b"a\nb\xff\n", "line 2, is not UTF-8.*byte 1")],
-    "a.txt.gz": [(gzip.compress(b"a\n"), "line 1, is not UTF-8 .*, or unpack it$")],
+    "a.txt.gz": [(b"\x1f\x8b\x08", "line 1, is not UTF-8 .*, or unpack it$")],
     "a.jsonl": [
         (b"", "has no prompts"),
         (b'{"prompt": "a"}\n{"prompt": \n', "line 2, is not JSON of the form"),
