@@ -21,7 +21,9 @@ from lmtrain.generation.options import Options
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 GOLDEN = Path(__file__).parent / "golden.json"
-RECIPES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+AUTOMATIC = "automatic"
+"""The recipe for your own text."""
+RECIPES = [AUTOMATIC, *sorted(path.stem for path in CONFIGS.glob("*.yaml"))]
 SMALL: dict[str, dict[str, Any]] = {
     "data": {"source": "sample", "sample_tokens": 3000},
     "model": {"context": 16, "dim": 24, "ff_dim": 32, "heads": 2},
@@ -43,11 +45,15 @@ REPLACED: dict[str, dict[str, Any]] = {
 
 def overrides(recipe: str) -> list[str]:
     """What shrinks a recipe, as overrides."""
-    given = yaml.safe_load((CONFIGS / f"{recipe}.yaml").read_text())
+    given: dict[str, Any] = {"model": {"layers": 4}, "tokenizer": {"vocab_size": None}}
+    if recipe != AUTOMATIC:
+        given = yaml.safe_load((CONFIGS / f"{recipe}.yaml").read_text())
     fields = [(section, *item) for section, items in SMALL.items() for item in items.items()]
     fields += [("model", "layers", given["model"]["layers"] // 2)]
     for section, items in REPLACED.items():
         fields += [(section, *item) for item in items.items() if item[0] in given.get(section, {})]
+    if recipe == AUTOMATIC:
+        fields.append(("tokenizer", "kind", "bpe"))  # by itself it chooses whole words for the sample
     return [f"{section}.{field}={json.dumps(value)}" for section, field, value in fields]
 
 
@@ -58,7 +64,8 @@ def measure(recipe: str) -> dict[str, Any]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lmtrain.training.optimizers.choose_precision", lambda *_: "fp32")
-        folder = lmtrain.train(*overrides(recipe), config=CONFIGS / f"{recipe}.yaml", quiet=True).folder
+        config = None if recipe == AUTOMATIC else CONFIGS / f"{recipe}.yaml"
+        folder = lmtrain.train(*overrides(recipe), config=config, quiet=True).folder
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     run = lmtrain.load(folder, device="cpu", precision="fp32")
     (found,) = run.complete(["The"], Options(repetition_penalty=2.0, max_tokens=8))
