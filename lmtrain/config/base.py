@@ -1,6 +1,7 @@
 """What all sections of a configuration share: no unknown fields, no number too large, no impossible path."""
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,6 +9,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidatorFunc
 
 LARGEST = 2**40
 """No number may be larger, so that its product with a width or a context, 2**20 at most, fits into int64."""
+NOT_UNICODE = "a text has half a surrogate pair, which is not a character"
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def _expanded(path: Path) -> Path:
@@ -27,8 +30,13 @@ UserPath = Annotated[Path, AfterValidator(_expanded)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
+def listed(value: Any) -> Any:
+    """Return one value as a list of one, and null as an empty list; a list stays as it is."""
+    return value if isinstance(value, list | tuple) else [] if value is None else [value]
+
+
 class Section(BaseModel):
-    """A section: immutable, without unknown fields or unbounded numbers."""
+    """A section: immutable, without unknown fields, unbounded numbers or texts that are not Unicode."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, regex_engine="python-re"
@@ -38,9 +46,11 @@ class Section(BaseModel):
     @classmethod
     def _checked(cls, value: object, read: ValidatorFunctionWrapHandler) -> Any:
         result = read(str(value) if isinstance(value, Path) else value)  # data.source may be a Path in Python
-        given = value if isinstance(value, list | tuple) else [value]
-        if any(isinstance(item, bool) for item in given) and not isinstance(result, bool):  # pydantic reads true as 1
+        # pydantic reads true as 1
+        if any(isinstance(item, bool) for item in listed(value)) and not isinstance(result, bool):
             raise ValueError("a number is needed")
         if isinstance(result, int | float) and result > LARGEST:
             raise ValueError("a number may not be larger than 2**40")
+        if any(isinstance(item, str) and _SURROGATE.search(item) for item in listed(result)):
+            raise ValueError(NOT_UNICODE)
         return result

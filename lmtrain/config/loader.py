@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from lmtrain.config import yaml_values
-from lmtrain.config.base import UserPath
+from lmtrain.config.base import NOT_UNICODE, UserPath
 from lmtrain.config.earlier import upgrade
 from lmtrain.config.mistakes import Origins, cleaned, sentences, shown
 from lmtrain.config.names import suggestion
@@ -60,7 +60,7 @@ def load(
     except ValidationError as error:
         raise UsageError(sentences(error.errors(include_url=False), origin, origins)) from None
     except UnicodeEncodeError:  # raised by pydantic for such a key
-        raise UsageError(f"{origin}: a text has half a surrogate pair, which is not a character") from None
+        raise UsageError(f"{origin}: {NOT_UNICODE}") from None
 
 
 def _values(source: ConfigSource) -> dict[str, Any]:

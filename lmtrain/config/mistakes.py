@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
+from lmtrain.config.base import NOT_UNICODE
 from lmtrain.config.earlier import REMOVED
 from lmtrain.config.names import suggestion
 from lmtrain.config.schema import SECTIONS
@@ -22,7 +23,7 @@ _MESSAGES = {
     "tuple_type": "should be a list, as in [a, b]",
     "too_short": "should be a list that is not empty",
     "string_pattern_mismatch": "a name has letters, digits, `_`, `-` and `.` only, and does not begin with `-` or `.`",
-    "string_unicode": "a text has half a surrogate pair, which is not a character",
+    "string_unicode": NOT_UNICODE,
     "invalid_key": "names of sections and fields are texts",
 }
 """Messages by pydantic's type of error, where its own is about Python or leaves out the remedy."""

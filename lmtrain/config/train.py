@@ -1,18 +1,13 @@
 """The `train` section of a configuration."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from lmtrain.config.base import Fraction, Section, UserPath
+from lmtrain.config.base import Fraction, Section, UserPath, listed
 
 BUDGETS = ("steps", "epochs", "tokens")
 """The fields that give the budget as a number of steps; a run has at most one of them."""
-
-
-def _listed(value: Any) -> Any:
-    """One value as a list of one, and null as an empty list."""
-    return value if isinstance(value, list | tuple) else [] if value is None else [value]
 
 
 class TrainConfig(Section):
@@ -84,7 +79,7 @@ class TrainConfig(Section):
     """Start from the best weights of this run. Without a configuration file its tokenizer and model are used; otherwise
     they must be the same, except for dropout and, unless positions are learned or attention is `linformer`,
     `context`."""
-    teacher: Annotated[tuple[UserPath, ...], BeforeValidator(_listed)] = ()
+    teacher: Annotated[tuple[UserPath, ...], BeforeValidator(listed)] = ()
     """Distill from the best checkpoint of a run, or from the mean of the predictions of a list of runs. They must have
     the same tokenizer and mode and at least this `context`. All logits are then computed at once, regardless of
     `loss_chunk`."""

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -342,8 +343,17 @@ def test_only_a_stored_configuration_has_its_open_vocabulary_size_written_out() 
     assert config.load(sections, [], {}, stored=True).tokenizer.vocab_size == 16_384
 
 
-@pytest.mark.parametrize("sections", [{"\ud800": {}}, {"model": {"\ud800": 1}}])
-def test_a_name_that_is_not_unicode_is_rejected(sections: dict[str, dict[str, int]]) -> None:
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"\ud800": {}},
+        {"model": {"\ud800": 1}},
+        {"data": {"text_column": "\ud800"}},
+        {"model": {"attention": "\ud800"}},
+        {"train": {"sample_prompts": ["The", "\ud800"]}},
+    ],
+)
+def test_a_text_that_is_not_unicode_is_rejected(sections: dict[str, dict[str, Any]]) -> None:
     with pytest.raises(UsageError, match="a text has half a surrogate pair, which is not a character"):
         config.load(sections, [], {})
 
