@@ -26,32 +26,45 @@ DROPOUTS = (
     (math.inf, 0.2, 0.4),
 )
 """Dropout by the number of passes over the text: without it, a text that is read often is memorized."""
+CONTEXT = 1_024
+"""The longest window: a text, above all a program, repeats what came long before. Attention in the blocks is local, which
+makes a window of any length cost the same for each token; the pool and the pointer read all of it."""
 LARGE_VOCABULARY = 8_192
 """Above this, the output layer is most of a small model: an adaptive softmax of narrow embeddings costs a CPU less. On
 a GPU the output is plain, so that the step can be recorded as a CUDA graph."""
 
 
 def automatic(
-    tokens: int, vocab_size: int, cores: int, cuda: bool, minutes: float | None, epochs: float = math.inf
+    tokens: int,
+    vocab_size: int,
+    cores: int,
+    cuda: bool,
+    minutes: float | None,
+    epochs: float = math.inf,
+    context: int | None = None,
 ) -> Config:
     """Return the recipe for a training text of `tokens` on a machine; without `minutes` another field sets the budget.
 
     `cores` are those of the CPU or, for a GPU, how many it is as fast as. The budget in core-minutes decides the size
     of the model; a budget that is not in minutes counts as `MINUTES`. The number of passes over the text, at most
-    `epochs`, decides the dropout.
+    `epochs`, decides the dropout. `context` is given if something else decides it. A step reads 1,024 tokens, but at
+    most 4 windows; on a GPU eight times as many.
     """
     work = (minutes or MINUTES) * cores
     width, blocks, speed = next(size for most, *size in SIZES if work <= most)
     passes = epochs if minutes is None else min(epochs, work * speed / tokens)
     inner, outer = next(dropouts for most, *dropouts in DROPOUTS if passes <= most)
+    context = context or min(CONTEXT, 2 ** int(math.log2(max(8, tokens / 4))))
     is_large = vocab_size > LARGE_VOCABULARY
     return Config(
         model=ModelConfig(
-            context=min(256, 2 ** int(math.log2(max(8, tokens / 4)))),
+            context=context,
             dim=width,
             embed_dim=128 if is_large else None,
             layers=blocks,
             heads=4,
+            attention="local",
+            attention_window=64,
             token_shift=True,
             copy=True,
             output="adaptive" if is_large and not cuda else "softmax",
@@ -60,7 +73,7 @@ def automatic(
             output_dropout=outer,
         ),
         train=TrainConfig(
-            batch_size=32 if cuda else 4,
+            batch_size=max(1, (32 if cuda else 4) * 256 // max(256, context)),
             max_minutes=minutes,
             optimizer="muon",
             lr=3e-3,

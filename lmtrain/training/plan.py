@@ -97,9 +97,11 @@ def _recipe(overrides: Sequence[str], tokens: int, vocab_size: int) -> Config:
     else:
         count = train.threads or cores()
 
-    def for_epochs(epochs: float) -> Config:
-        recipe = automatic(tokens, vocab_size, count, cuda, minutes, epochs)
-        return load(recipe if train.init_from is None else _with_model_of(train.init_from, recipe), overrides)
+    def for_epochs(epochs: float, context: int | None = None) -> Config:
+        """The batch follows from the context, which an override or the other run may set."""
+        recipe = automatic(tokens, vocab_size, count, cuda, minutes, epochs, context)
+        config = load(recipe if train.init_from is None else _with_model_of(train.init_from, recipe), overrides)
+        return config if context is not None else for_epochs(epochs, config.model.context)
 
     if train.steps is not None:
         return for_epochs(train.steps * for_epochs(math.inf).targets_per_step / tokens)

@@ -13,7 +13,7 @@ from lmtrain.config.automatic import MINUTES, automatic
 from lmtrain.config.loader import flat
 from lmtrain.config.schema import Config, RunConfig
 from lmtrain.errors import LmtrainError, UsageError
-from lmtrain.storage.run_folder import default_name, run_config
+from lmtrain.storage.run_folder import create_run, default_name, run_config
 from lmtrain.training.loop import fit
 from lmtrain.training.plan import RunPlan, changed_fields, plan_run, prepare
 from tests.helpers import TINY
@@ -64,9 +64,9 @@ def test_fields_are_checked_against_the_automatic_recipe(folder: Path, monkeypat
     monkeypatch.setattr("lmtrain.training.plan.cores", lambda: 2)
     fields = ["data.source=book.txt", "eval.stride=200", "model.heads=6", "train.max_minutes=60", "train.device=cpu"]
     config, _ = prepare(plan_run(None, fields))
-    assert (config.model.context, config.model.dim, config.model.heads, config.eval.stride) == (256, 192, 6, 200)
-    with pytest.raises(UsageError, match=r"eval\.stride=300 is longer than model\.context=256"):
-        plan_run(None, ["data.source=book.txt", "eval.stride=300"])
+    assert (config.model.context, config.model.dim, config.model.heads, config.eval.stride) == (1024, 192, 6, 200)
+    with pytest.raises(UsageError, match=r"eval\.stride=1100 is longer than model\.context=1024"):
+        plan_run(None, ["data.source=book.txt", "eval.stride=1100"])
 
 
 def test_the_sizes_follow_from_the_minutes_and_the_dropout_from_the_epochs() -> None:
@@ -78,6 +78,16 @@ def test_the_sizes_follow_from_the_minutes_and_the_dropout_from_the_epochs() -> 
     assert sizes(None) == (128, 0.2)
     assert automatic(10**9, 1000, 2000, True, MINUTES).model.dim == 384  # a GPU
     assert automatic(10**4, 1000, 2, False, MINUTES, epochs=1).model.dropout == 0
+
+
+@pytest.mark.parametrize(("context", "windows"), [(16, 4), (256, 4), (512, 2), (4096, 1)])
+def test_the_batch_fits_the_context_whatever_decides_it(folder: Path, context: int, windows: int) -> None:
+    given = [f"model.context={context}", "train.device=cpu"]
+    assert plan_run(None, given).config.train.batch_size == windows
+    assert plan_run(None, [*given, "train.batch_size=3", "train.steps=5"]).config.train.batch_size == 3
+    create_run(Path("runs/base"), plan_run(None, given).config)
+    fine_tuned = plan_run(None, ["run.name=tuned", "train.init_from=runs/base", "train.device=cpu"]).config
+    assert (fine_tuned.model.context, fine_tuned.train.batch_size) == (context, windows)
 
 
 def test_only_the_cores_that_are_used_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +102,7 @@ def test_a_gpu_counts_by_its_multiprocessors(folder: Path, monkeypatch: pytest.M
         size = SimpleNamespace(multi_processor_count=count)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, size=size: size)
         config = plan_run(None, []).config
-        assert (config.model.dim, config.train.batch_size, config.train.max_minutes) == (width, 32, 10)
+        assert (config.model.dim, config.train.batch_size, config.train.max_minutes) == (width, 8, 10)
 
 
 def test_the_dropout_depends_on_how_often_the_text_is_read_whatever_the_unit_of_the_budget(folder: Path) -> None:
