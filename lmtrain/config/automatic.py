@@ -27,8 +27,8 @@ DROPOUTS = (
 )
 """Dropout by the number of passes over the text: without it, a text that is read often is memorized."""
 CONTEXT = 1_024
-"""The longest window: a text, above all a program, repeats what came long before. Attention in the blocks is local, which
-makes a window of any length cost the same for each token; the pool and the pointer read all of it."""
+"""The longest window: a text, above all a program, repeats what came long before. Attention in the blocks is local, so
+that long windows cost little more; the pool and the pointer read all of them."""
 LARGE_VOCABULARY = 8_192
 """Above this, the output layer is most of a small model: an adaptive softmax of narrow embeddings costs a CPU less. On
 a GPU the output is plain, so that the step can be recorded as a CUDA graph."""
