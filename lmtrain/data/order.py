@@ -104,6 +104,6 @@ class SampleOrder:
         causal: inputs (B, T) and targets (B, T), shifted by one. windowed: inputs (B, T) and the token after each (B,).
         """
         windows = np.lib.stride_tricks.sliding_window_view(ids, self.context + 1)[self.starts(first, count)]
-        tokens = torch.from_numpy(windows.astype(np.int64))  # (B, T + 1)
-        targets = tokens[:, 1:] if self.mode == "causal" else tokens[:, -1]
-        return tokens[:, :-1].contiguous(), targets.contiguous()
+        targets = windows[:, 1:] if self.mode == "causal" else windows[:, -1]
+        # Copied by NumPy: torch's `contiguous` leaves a single row its stride, for which a step is compiled once more.
+        return torch.from_numpy(windows[:, :-1].astype(np.int64)), torch.from_numpy(targets.astype(np.int64))

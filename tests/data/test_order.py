@@ -129,3 +129,11 @@ def test_batches_hold_windows_and_what_follows_them(
     for tensor in (inputs, targets, windows, following):
         assert tensor.dtype == torch.int64
         assert tensor.is_contiguous()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_batch_has_the_strides_for_which_a_step_is_compiled(mode: Mode, rows: int) -> None:
+    """With others, which a tensor of one row may have although it is contiguous, it is compiled again."""
+    for tokens in SampleOrder(100, 4, mode, 1).batch(np.arange(100, dtype=np.uint16), 0, rows):
+        assert tokens.stride() == torch.zeros(tokens.shape).stride()
