@@ -22,7 +22,8 @@ DROPOUTS = (
     # passes over the text, dropout in the blocks, dropout of the input and the output
     (4, 0.0, 0.0),
     (12, 0.1, 0.1),
-    (40, 0.1, 0.2),
+    (20, 0.1, 0.2),
+    (40, 0.15, 0.3),
     (math.inf, 0.2, 0.4),
 )
 """Dropout by the number of passes over the text: without it, a text that is read often is memorized."""
