@@ -97,11 +97,15 @@ def _recipe(overrides: Sequence[str], tokens: int, vocab_size: int) -> Config:
     else:
         count = train.threads or cores()
 
-    def for_epochs(epochs: float, context: int | None = None) -> Config:
-        """The batch follows from the context, which an override or the other run may set."""
-        recipe = automatic(tokens, vocab_size, count, cuda, minutes, epochs, context)
-        config = load(recipe if train.init_from is None else _with_model_of(train.init_from, recipe), overrides)
-        return config if context is not None else for_epochs(epochs, config.model.context)
+    def recipe(epochs: float, context: int | None) -> Config:
+        own = automatic(tokens, vocab_size, count, cuda, minutes, epochs, context)
+        return own if train.init_from is None else _with_model_of(train.init_from, own)
+
+    # The batch follows from the context, which an override or the other run may set.
+    context = load_fields(recipe(math.inf, None), overrides, "model.context").model.context
+
+    def for_epochs(epochs: float) -> Config:
+        return load(recipe(epochs, context), overrides)
 
     if train.steps is not None:
         return for_epochs(train.steps * for_epochs(math.inf).targets_per_step / tokens)

@@ -84,6 +84,7 @@ def test_the_sizes_follow_from_the_minutes_and_the_dropout_from_the_epochs() -> 
 def test_the_batch_fits_the_context_whatever_decides_it(folder: Path, context: int, windows: int) -> None:
     given = [f"model.context={context}", "train.device=cpu"]
     assert plan_run(None, given).config.train.batch_size == windows
+    assert plan_run(None, [*given, f"train.micro_batch={windows}"]).config.train.rows == windows
     assert plan_run(None, [*given, "train.batch_size=3", "train.steps=5"]).config.train.batch_size == 3
     create_run(Path("runs/base"), plan_run(None, given).config)
     fine_tuned = plan_run(None, ["run.name=tuned", "train.init_from=runs/base", "train.device=cpu"]).config
@@ -117,6 +118,13 @@ def test_the_dropout_depends_on_how_often_the_text_is_read_whatever_the_unit_of_
     assert [dropout(f"train.{budget}") for budget in ("steps=90000", "tokens=9000000", "epochs=90")] == [0.2] * 3
 
 
+def test_the_dropout_by_epochs_is_that_of_the_page() -> None:
+    found = [automatic(10**6, 1000, 2, False, None, epochs).model for epochs in (4, 12, 20, 40, 41)]
+    dropouts = [(model.dropout, model.input_dropout) for model in found]
+    assert dropouts == [(0, 0), (0.1, 0.1), (0.1, 0.2), (0.15, 0.3), (0.2, 0.4)]
+    assert all(model.output_dropout == model.input_dropout for model in found)
+
+
 def test_a_smaller_text_is_regularized_more() -> None:
     dropouts = [automatic(tokens, 1000, 2, False, MINUTES).model.dropout for tokens in (10**4, 10**6, 10**8)]
     assert dropouts == sorted(dropouts, reverse=True)
@@ -135,6 +143,7 @@ def test_without_a_configuration_it_is_chosen_and_stored_whole(folder: Path) -> 
     assert {"model.dim=16", "train.steps=2", "tokenizer.kind=bpe"} <= changed
     assert {"model.copy=true", "model.token_shift=true"} <= changed
     assert stored["train.ema"] is not None
+    assert (stored["model.attention"], stored["model.attention_window"]) == ("local", 64)
 
 
 def test_an_existing_run_keeps_its_configuration_anywhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
