@@ -42,7 +42,7 @@ class TrainConfig(Section):
     steps: int | None = Field(None, ge=1)
     """Budget in optimizer steps. With no budget set: 10 epochs, or 10 minutes if no configuration is given."""
     epochs: float | None = Field(None, gt=0)
-    """Budget in passes over the training tokens, of which a pass leaves out less than two sequences."""
+    """Budget in passes over the training tokens; a pass leaves out fewer than two sequences of them."""
     tokens: int | None = Field(None, ge=1)
     """Budget in predicted tokens (one per sequence in a windowed model), rounded up to a whole step."""
     max_minutes: float | None = Field(None, gt=0)
