@@ -12,18 +12,18 @@ MINUTES = 10.0
 """The budget if no field sets one."""
 SIZES = (
     # core-minutes, width, blocks, training tokens per core-minute
-    (60, 128, 4, 400_000),
-    (240, 192, 6, 150_000),
-    (1_200, 256, 8, 70_000),
-    (math.inf, 384, 12, 25_000),
+    (60, 128, 4, 280_000),
+    (240, 192, 6, 105_000),
+    (1_200, 256, 8, 50_000),
+    (math.inf, 384, 12, 18_000),
 )
 """The size of the model by budget, and about how fast it trains: only the order of magnitude matters."""
 DROPOUTS = (
     # passes over the text, dropout in the blocks, dropout of the input and the output
-    (4, 0.0, 0.0),
-    (12, 0.1, 0.1),
-    (20, 0.1, 0.2),
-    (40, 0.15, 0.3),
+    (3, 0.0, 0.0),
+    (8, 0.1, 0.1),
+    (14, 0.1, 0.2),
+    (28, 0.15, 0.3),
     (math.inf, 0.2, 0.4),
 )
 """Dropout by the number of passes over the text: without it, a text that is read often is memorized."""
