@@ -143,8 +143,12 @@ def use_store(run: Run) -> None:
 
 
 def use_checkpoint(run: Run) -> None:
+    restore(new_state(run.config, run.store), checkpoint.load(run_checkpoints.choose(run.folder, "last")))
+
+
+def use_weights(run: Run) -> None:
     try:
-        restore(new_state(run.config, run.store), checkpoint.load(run_checkpoints.choose(run.folder, "last")))
+        use_checkpoint(run)
     finally:
         use_run(run)
 
@@ -159,7 +163,8 @@ def use_run(run: Run) -> None:
 FOLDERS: dict[str, tuple[Callable[[Run], None], list[str]]] = {
     "corpus": (use_corpus, [MANIFEST, "train.txt", "train.docs.npy"]),
     "store": (use_store, [MANIFEST, "train.bin", "tokenizer.json"]),
-    "checkpoint": (use_checkpoint, [MANIFEST, "model.safetensors", "optimizer.safetensors"]),
+    "checkpoint": (use_weights, [MANIFEST, "model.safetensors"]),
+    "checkpoint of the optimizer": (use_checkpoint, ["optimizer.safetensors"]),
     "run": (use_run, ["config.yaml"]),
 }
 """Folders: a function that uses the content or raises LmtrainError, and the files that are changed."""
@@ -222,9 +227,9 @@ def test_any_file_is_used_or_rejected(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("place", "name"), [(place, name) for place in FOLDERS for name in FOLDERS[place][1]])
 def test_a_folder_with_any_content_of_a_file_is_used_or_rejected(run: Run, place: str, name: str) -> None:
     last = run_checkpoints.choose(run.folder, "last")
-    folder = {"corpus": run.corpus.folder, "store": run.store.folder, "checkpoint": last, "run": run.folder}[place]
+    folder = {"corpus": run.corpus.folder, "store": run.store.folder, "run": run.folder}.get(place, last)
     shutil.copytree(folder, folder.with_name("sound"))
-    may_be_unsealed = place == "checkpoint"
+    may_be_unsealed = folder == last
     seed = (folder / name).read_bytes()
     if may_be_unsealed and name == MANIFEST:
         seed = json.dumps(unsealed(folder)).encode()

@@ -67,22 +67,15 @@ def test_transformers_reads_the_tokenizer(tmp_path: Path, kind: Kind) -> None:
     assert theirs.model_max_length == CONTEXT
 
 
-def test_an_end_of_text_that_is_not_printable_keeps_its_id(tmp_path: Path) -> None:
-    """Messages escape it."""
-    file, eos = tmp_path / "tokenizer.json", "<e\N{ZERO WIDTH SPACE}os>"
-    file.write_text(published("words").replace("[EOS]", eos))
-    export(stored_run(tmp_path / "run", Tokenizer.load(file, eos)), tmp_path / "hf", None, "auto")
-    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path / "hf")
-    assert (theirs.eos_token, theirs.eos_token_id) == (eos, 2)
-
-
-def test_an_unknown_token_that_is_not_printable_keeps_its_id(tmp_path: Path) -> None:
-    file, unk = tmp_path / "tokenizer.json", "<u\N{ZERO WIDTH SPACE}nk>"
-    file.write_text(published("words").replace("[UNK]", unk))
-    ours = Tokenizer.load(file, "[EOS]")
+def test_special_tokens_that_are_not_printable_keep_their_ids(tmp_path: Path) -> None:
+    """Messages escape them."""
+    file, eos, unk = tmp_path / "tokenizer.json", "<e\N{ZERO WIDTH SPACE}os>", "<u\N{ZERO WIDTH SPACE}nk>"
+    file.write_text(published("words").replace("[EOS]", eos).replace("[UNK]", unk))
+    ours = Tokenizer.load(file, eos)
     export(stored_run(tmp_path / "run", ours), tmp_path / "hf", None, "auto")
     theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path / "hf")
     assert ours.unk_id is not None
+    assert (theirs.eos_token, theirs.eos_token_id) == (eos, 2)
     assert (theirs.unk_token, theirs.unk_token_id, len(theirs)) == (unk, ours.unk_id, ours.vocab_size)
 
 
