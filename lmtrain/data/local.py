@@ -157,7 +157,7 @@ def _file_lines(path: Path) -> Iterator[str]:
             f"{path} is not UTF-8 text{_after(number)}: convert it, for example with iconv, {_OR_EXTRACT}"
         ) from None
     except OSError as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = error.strerror or error
         raise LmtrainError(
             f"{path} can't be read{_after(number)} ({reason}): make it readable, or copy it again if it is damaged"
         ) from error

@@ -1,6 +1,7 @@
 """The tokenizer that suits a text, where the configuration leaves its kind or its size open."""
 
 import math
+from pathlib import Path
 
 from lmtrain.config.schema import LEAST_BPE, TokenizerConfig
 from lmtrain.data.corpus import Corpus
@@ -29,7 +30,7 @@ def resolve(config: TokenizerConfig, corpus: Corpus) -> TokenizerConfig:
         return config
     kind, size = config.kind, config.vocab_size
     if kind == "auto":
-        kind = "word" if has_spaced_punctuation(beginning(corpus, READ_BYTES)) else "bpe"
+        kind = "word" if has_spaced_punctuation(beginning(corpus.folder / "train.txt", READ_BYTES)) else "bpe"
     if kind == "bpe":
         size = fitting_size(corpus.splits["train"]["bytes"]) if size is None else size
         if size < LEAST_BPE:
@@ -56,7 +57,7 @@ def fitting_size(text_bytes: int) -> int:
     return min(max(smallest, int(nearest)), largest)
 
 
-def beginning(corpus: Corpus, size: int) -> str:
-    """The first `size` bytes of the training split."""
-    with (corpus.folder / "train.txt").open("rb") as file:
+def beginning(text: Path, size: int) -> str:
+    """The first `size` bytes of a text."""
+    with text.open("rb") as file:
         return file.read(size).decode(errors="ignore")

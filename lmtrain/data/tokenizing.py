@@ -68,7 +68,7 @@ def tokenize(corpus: Corpus, config: TokenizerConfig) -> TokenStore:
         return store_of(folder, manifest)
     reject_foreign(folder)
     tokenizer = external or _trained(corpus, config)
-    keeps_all = _keeps_all(tokenizer, beginning(corpus, CHECKED_BYTES))
+    keeps_all = _keeps_all(tokenizer, beginning(corpus.folder / "train.txt", CHECKED_BYTES))
     info = identity | {
         "corpus": corpus.folder.name,
         "tokenizer_sha256": tokenizer.sha256,
@@ -100,8 +100,7 @@ def text_split(lines: Lines, tokenizer: Tokenizer, *, label: str) -> Split:
         folder = Path(name)
         counts = write_split(folder, "text", lines, label)
         text = folder / "text.txt"
-        with text.open("rb") as file:
-            _keeps_all(tokenizer, file.read(CHECKED_BYTES).decode(errors="ignore"))
+        _keeps_all(tokenizer, beginning(text, CHECKED_BYTES))
         parts, replaced = zip(*encode_text(lines_of(text), document_starts(text), tokenizer), strict=True)
     return Split(np.concatenate(parts), words_and_line_ends(counts), counts["bytes"], sum(replaced))
 

@@ -123,6 +123,5 @@ def _license(trained: TrainedWeights) -> str | None:
     with suppress(LmtrainError):
         store = find_store(folder, trained.info.get("store"))
         if store is not None:
-            about = open_corpus(folder / store.manifest["corpus"]).manifest
-            return about.get("license", about.get("licence"))  # the older name
+            return open_corpus(folder / store.manifest["corpus"]).manifest.get("license")
     return None

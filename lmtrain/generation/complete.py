@@ -95,7 +95,7 @@ def complete(
         groups = [texts[row : row + count] for row in range(0, len(texts), count)]
         hypotheses = [sorted(group, key=lambda text: -text.score) for group in groups]
     generated = sum(len(text.ids) for texts in hypotheses for text in texts)
-    speed = generated / max(time.perf_counter() - start, 1e-9)
+    speed = generated / (time.perf_counter() - start)
     return [
         Completed(
             prompt,

@@ -11,10 +11,7 @@ from lmtrain.generation.stops import Ending, Stops
 
 def unknown_words(tokenizer: Tokenizer, prompt: str) -> list[str]:
     """Return the words of a prompt that the model reads as `<unk>`, without duplicates."""
-    if tokenizer.unk_id is None:
-        return []
-    words = dict.fromkeys(prompt.split())
-    return [word for word in words if word != "<unk>" and tokenizer.unk_id in tokenizer.encode(word)]
+    return [word for word in dict.fromkeys(prompt.split()) if tokenizer.replaced(word, tokenizer.encode(word))]
 
 
 def shown_prompt(tokenizer: Tokenizer, prompt: str, options: Options) -> str:

@@ -118,7 +118,7 @@ def set_embedding(model: LanguageModel, vectors: Tensor) -> None:
 @torch.no_grad()
 def set_output_bias(model: LanguageModel, counts: Tensor) -> None:
     """Set the output bias to log((counts + 1) / their sum): counts (V,), how often each type occurs in training."""
-    smoothed = counts.to(model.output_bias.device, torch.float64) + 1
+    smoothed = counts.double() + 1
     model.output_bias.copy_((smoothed / smoothed.sum()).log())
     if model.adaptive is not None:
         model.adaptive.set_bias(model.output_bias)

@@ -56,13 +56,8 @@ class Ensemble(nn.Module):
         """Prefill: read prompts (B, T) and return log p (B, V) and the state; see `LanguageModel.start`."""
         return self._together(member.start(tokens, valid) for member in self.members)
 
-    @torch.no_grad()
-    def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
-        """Decode: read one more token per row (B,) and return log p (B, V) and the state; see `LanguageModel.step`."""
-        return self.step_with([member.step for member in self.members], state, tokens)
-
     def step_with(self, steps: Sequence[DecodeStep], state: State, tokens: Tensor) -> tuple[Tensor, State]:
-        """Do the same as `step`, by these functions in place of the members' own `step`."""
+        """Decode: read one more token per row (B,) and return log p (B, V) and the state, by the members' `steps`."""
         assert isinstance(state, EnsembleState)
         return self._together(step(each, tokens) for step, each in zip(steps, state.members, strict=True))
 
