@@ -21,7 +21,7 @@ DecodeStep = Callable[[State, Tensor], tuple[Tensor, State]]
 
 
 class Ensemble(nn.Module):
-    """p(w) = the mean over the members m of p_m(w), with the methods of `LanguageModel` for evaluation and generation.
+    """p(w) = the mean over the members m of p_m(w), with the methods that evaluation and generation call.
 
     Members share vocabulary, mode and, except as teachers, context. An ensemble of one model computes the same bits as
     the model.
