@@ -123,5 +123,6 @@ def _license(trained: TrainedWeights) -> str | None:
     with suppress(LmtrainError):
         store = find_store(folder, trained.info.get("store"))
         if store is not None:
-            return open_corpus(folder / store.manifest["corpus"]).manifest.get("license")
+            about = open_corpus(folder / store.manifest["corpus"]).manifest
+            return about.get("license", about.get("licence"))  # the older name
     return None
