@@ -13,7 +13,7 @@ from lmtrain.config.train import BUDGETS, TrainConfig
 RUN_NAME = r"\A\w[\w.-]*\Z"
 LEAST_BPE = 257
 """The smallest byte-level vocabulary: 256 bytes and `<eos>`."""
-DROPOUTS = ("dropout", "attention_dropout", "input_dropout", "output_dropout")
+DROPOUT_FIELDS = ("dropout", "attention_dropout", "input_dropout", "output_dropout")
 """The fields of a model that do not change what its weights predict."""
 
 

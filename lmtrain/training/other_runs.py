@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from lmtrain.config.loader import differences
-from lmtrain.config.schema import DROPOUTS, Config, ModelConfig
+from lmtrain.config.schema import DROPOUT_FIELDS, Config, ModelConfig
 from lmtrain.config.train import TrainConfig
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
@@ -17,7 +17,7 @@ from lmtrain.storage.files import sha256_bytes
 from lmtrain.storage.run_folder import CONFIG, TOKENIZER, has_checkpoint, is_run, step_of
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 
-_MAY_DIFFER = {"context", *DROPOUTS}
+_MAY_DIFFER = {"context", *DROPOUT_FIELDS}
 """Model fields that need not be those of the run to start from; `context` must, with learned positions or Linformer."""
 
 

@@ -15,7 +15,7 @@ import torch
 
 from lmtrain.config.automatic import MINUTES, automatic
 from lmtrain.config.loader import ConfigSource, differences, load, load_fields, override_value, overrides_of
-from lmtrain.config.schema import DROPOUTS, RUN_NAME, Config, DataConfig, TokenizerConfig
+from lmtrain.config.schema import DROPOUT_FIELDS, RUN_NAME, Config, DataConfig, TokenizerConfig
 from lmtrain.config.train import BUDGETS
 from lmtrain.data.corpus import download
 from lmtrain.data.sources import local_path
@@ -114,7 +114,7 @@ def _recipe(overrides: Sequence[str], tokens: int, vocab_size: int) -> Config:
 
 def _with_model_of(run_dir: Path, recipe: Config) -> Config:
     """Return the recipe with the model and the tokenizer of a run, but with its own dropout."""
-    model = run_config(run_dir).model.model_copy(update={name: getattr(recipe.model, name) for name in DROPOUTS})
+    model = run_config(run_dir).model.model_copy(update={name: getattr(recipe.model, name) for name in DROPOUT_FIELDS})
     tokenizer = TokenizerConfig(file=(run_dir / TOKENIZER).absolute())
     return recipe.model_copy(update={"model": model, "tokenizer": tokenizer})
 

@@ -39,6 +39,7 @@ def question(*names: str) -> str:
         ("n-layer=6", question("model.layers")),
         ("train.seed=3", question("run.seed")),
         ("model.batch_size=8", question("train.batch_size", "eval.batch_size")),
+        ("model.dimm=64", question("model.dim")),
         ("model.droput=0.1", question("model.dropout")),
         ("modell.dim=64", "; did you mean model?"),
         ("train.batch_sise=8", question("train.batch_size")),
