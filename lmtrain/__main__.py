@@ -17,12 +17,12 @@ def main() -> None:
         run()
     finally:
         signals.uninstall()
-        if signals.ending():  # an interrupt is not reported as an error, nor what came of it
+        if signals.ending():  # an interrupt is not reported as an error, nor is what it caused
             raise SystemExit(signals.INTERRUPTED) from None
 
 
 def _open_closed_streams() -> None:
-    """Open the null device for each standard stream that is closed; else a file opened later gets its descriptor."""
+    """Open the null device for each closed standard stream; otherwise a file opened later gets its descriptor."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # the system gives the lowest free descriptor
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 -- for good

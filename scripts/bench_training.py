@@ -20,7 +20,7 @@ import torch
 from record import Row, lmtrain, measure_beside, train_points
 
 from lmtrain.system.device import autocast, synchronize
-from lmtrain.system.machine import memory_bytes
+from lmtrain.system.machine import peak_memory_bytes
 
 SEED, WORDS, BLOCKS = 0, 500_000, 5
 ONLY_STEPS = [
@@ -139,7 +139,7 @@ def measure_peer(side: Row) -> Row:
 
     rate(side["steps"])  # compiles and warms up
     rates = [rate(max(1, side["steps"] // BLOCKS)) for _ in range(BLOCKS)]
-    return {"tokens_per_second": statistics.median(rates), "peak_bytes": memory_bytes(device)}
+    return {"tokens_per_second": statistics.median(rates), "peak_bytes": peak_memory_bytes(device)}
 
 
 def load_source(folder: str) -> Any:

@@ -18,7 +18,7 @@ import sequences
 import torch
 from PIL import Image
 
-from lmtrain.nn.encoder_decoder import Sizes
+from lmtrain.nn.encoder_decoder import EncoderDecoderConfig
 from lmtrain.nn.seq2seq import Seq2Seq, shift
 
 
@@ -108,7 +108,7 @@ def test_sequences_are_reversed_and_counted_whole(monkeypatch: pytest.MonkeyPatc
 
 def test_alignments(run: Any) -> None:
     """One step is not enough for 99 %; any share is at least 0 %, so the first evaluation is enough for that."""
-    assert alignments.learn(Seq2Seq(sequences.SIZES), 0.0, 1, alignments.copies(4))["steps_to_99"] is None
+    assert alignments.learn(Seq2Seq(sequences.CONFIG), 0.0, 1, alignments.copies(4))["steps_to_99"] is None
     rows = run(alignments, "--steps", "5", UNSEEN=4, EVERY=3, ENOUGH=0.0)["rows"]
     assert [row["way"] for row in rows] == ["softmax", "softmax, guided", "monotonic", "location-aware"]
     assert all(row["last_loss"] < 0.95 * row["first_loss"] for row in rows)
@@ -163,7 +163,7 @@ def test_pairs_of_paragraphs_and_facts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_new_name_reads_like_the_mean_of_the_known_ones() -> None:
     ids = {"Helena": 0, "Clara": 1, "river": 2, "Sarn": 3}
     assert ({*ids} & facts.NEW, {*ids} & {*facts.KNOWN}) == ({"Sarn"}, {"Helena", "Clara"})
-    model = Seq2Seq(Sizes(source_vocab=4, target_vocab=6, dim=8, heads=2))
+    model = Seq2Seq(EncoderDecoderConfig(source_vocab=4, target_vocab=6, dim=8, heads=2))
     before = [embedding.words.weight.clone() for embedding in (model.encoder.embedding, model.embedding)]
     facts.embed_new_names(model, ids)
     for old, embedding in zip(before, (model.encoder.embedding, model.embedding), strict=True):
@@ -176,12 +176,12 @@ def test_what_is_copied_has_at_least_that_probability(copy: bool) -> None:
     torch.manual_seed(0)
     pair = next(facts.pairs(3))
     ids = {word: index for index, word in enumerate(sorted({*pair.source, *pair.target}))}
-    sizes = Sizes(source_vocab=len(ids), target_vocab=len(ids) + 2, dim=8, heads=2, copy=copy)
-    model = Seq2Seq(sizes)
+    config = EncoderDecoderConfig(source_vocab=len(ids), target_vocab=len(ids) + 2, dim=8, heads=2, copy=copy)
+    model = Seq2Seq(config)
     shares = facts.origins(model, pair, ids)
     assert shares.shape == (len(pair.target), len(pair.source))
     source, target = (torch.tensor([[ids[word] for word in text]]) for text in pair)
-    probabilities = model(source, shift(target, None, sizes)[0])[0].exp()
+    probabilities = model(source, shift(target, None, config)[0])[0].exp()
     for word, row, probability in zip(pair.target, shares, probabilities, strict=False):
         copied = sum(share for share, other in zip(row.tolist(), pair.source, strict=True) if other == word)
         assert copied <= probability[ids[word]] + 1e-6 if copy else row.sum() == pytest.approx(1)

@@ -20,10 +20,10 @@ from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizing import text_split
 from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.errors import LmtrainError, UsageError
-from lmtrain.evaluation.adaptive import RMS_TOKENS, Cached, Scorer, adaptable, dynamic_scorer, gradient_rms
+from lmtrain.evaluation.adaptive import RMS_TOKENS, ContinuousCache, Scorer, adaptable, dynamic_scorer, gradient_rms
 from lmtrain.evaluation.perplexity import Forward, Score, evaluate
 from lmtrain.evaluation.run_store import check_same_corpus, find_run_store
-from lmtrain.generation.complete import Completed, complete
+from lmtrain.generation.complete import PromptCompletions, complete
 from lmtrain.generation.options import SAMPLED, Options
 from lmtrain.generation.sampling import OnToken
 from lmtrain.model.ensemble import Predictor
@@ -106,7 +106,7 @@ class Run:
 
     def complete(
         self, prompts: Sequence[str], options: Options, *, first: int = 0, on_token: OnToken | None = None
-    ) -> list[Completed]:
+    ) -> list[PromptCompletions]:
         """Return the completions of each prompt, best first: see `generation.complete.complete`."""
         is_list = isinstance(prompts, Sequence) and not isinstance(prompts, str)
         if not is_list or not all(isinstance(prompt, str) for prompt in prompts):
@@ -142,9 +142,9 @@ class Run:
     ) -> Score:
         """Score a split of the corpus that the run was trained on.
 
-        `settings` are `limit` (score only the first so many tokens), `cache` and `dynamic` (adapt to the text already
-        scored), and fields of the section `eval`, such as `stride`. `source` and `data_dir` are those of `token_store`.
-        Raises LmtrainError if there is no such split or store.
+        `settings` are `limit` (score only this many tokens, the first), `cache` and `dynamic` (adapt to the text
+        already scored), and fields of the section `eval`, such as `stride`. `source` and `data_dir` are those of
+        `token_store`. Raises LmtrainError if there is no such split or store.
         """
         store = self.token_store(source, data_dir)
         return self.score_split(store.split(split), store=lambda: store, **settings)
@@ -184,7 +184,9 @@ class Run:
         config = self._config_with("eval", settings | ({"batch_size": 1} if dynamic else {}))
         own = functools.partial(self.model.score, temperature=config.eval.temperature)
         scorer = self._dynamic(config, store or self.token_store) if dynamic else own
-        forward: Forward = Cached(scorer, config.eval) if cache else lambda inputs, targets: scorer(inputs, targets)[0]
+        forward: Forward = (
+            ContinuousCache(scorer, config.eval) if cache else lambda inputs, targets: scorer(inputs, targets)[0]
+        )
 
         def observed(inputs: Tensor, targets: Tensor) -> Tensor:
             nats = forward(inputs, targets)

@@ -58,8 +58,8 @@ def train(
 def train_plan(plan: RunPlan) -> Outcome:
     """Train to the end of the budget, and return the outcome. Every process of the run calls this.
 
-    It computes gradients even if the caller has disabled them. Torch's generator on the CPU is left as it was: a search
-    that draws its settings from it would else draw the same ones after each run. So is the number of its threads.
+    It computes gradients even if the caller has disabled them. Torch's CPU generator and number of threads are
+    restored: a search that draws its settings from the generator would otherwise draw the same ones after each run.
     """
     train, threads = plan.config.train, torch.get_num_threads()
     try:

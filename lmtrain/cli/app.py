@@ -14,7 +14,7 @@ from lmtrain.cli.options import PARSER_ERROR, Command, accepts, require_single_p
 from lmtrain.errors import AlreadyReported, LmtrainError, UsageError
 from lmtrain.system import launcher
 from lmtrain.system.allocator import retain_heap
-from lmtrain.system.messages import log, with_lines
+from lmtrain.system.messages import escaped_lines, log
 
 WRONG_USAGE = 2
 
@@ -71,7 +71,7 @@ def main() -> None:
             error.possibilities = []  # the hint replaces the parser's own guesses
         error.message = error.message.removeprefix("Value error, ")  # of pydantic, which newer versions of typer use
         error.show(shown)
-        print(with_lines(shown.getvalue() + hint), end="", file=sys.stderr)
+        print(escaped_lines(shown.getvalue() + hint), end="", file=sys.stderr)
         raise SystemExit(WRONG_USAGE) from None
     except AlreadyReported:
         raise SystemExit(1) from None

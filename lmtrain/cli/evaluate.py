@@ -42,7 +42,9 @@ def evaluate(
     checkpoint: Checkpoint = None,
     weights: WeightsChoice = "auto",
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Score only the first N tokens.")] = None,
-    cache: Annotated[bool, typer.Option("--cache", help="Mix in a cache of the text's recent tokens.")] = False,
+    cache: Annotated[
+        bool, typer.Option("--cache", help="Mix in a continuous cache of the text's recent tokens.")
+    ] = False,
     dynamic: Annotated[
         bool, typer.Option("--dynamic", help="Dynamic evaluation: update the weights after scoring each segment.")
     ] = False,

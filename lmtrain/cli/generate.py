@@ -67,7 +67,7 @@ def generate(
     ] = SAMPLED.temperature,
     top_k: Annotated[int, _option(SAMPLING, "Sample from the K most likely tokens (0: all).", metavar="K")] = 0,
     top_p: Annotated[
-        float, _option(SAMPLING, "Sample from the fewest tokens with total probability P (1: all).", metavar="P")
+        float, _option(SAMPLING, "Nucleus sampling: the fewest tokens with total probability P (1: all).", metavar="P")
     ] = SAMPLED.top_p,
     min_p: Annotated[
         float,

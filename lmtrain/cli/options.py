@@ -75,7 +75,7 @@ ACCEPTED = {
 commands accept all fields."""
 
 PARSER_ERROR: Any = typer.BadParameter.__mro__[1]
-"""Any mistake on the command line; typer exports only this kind of it by name."""
+"""The parser's base class of all usage errors; typer exports only its subclass BadParameter."""
 
 
 class Command(TyperCommand):

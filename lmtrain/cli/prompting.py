@@ -17,7 +17,7 @@ from lmtrain.system.signals import forget
 
 REMEDY = "lower --batch-size, --samples, --beams or --max-tokens"
 ASK = "prompt> "
-LONGEST = 200
+MAX_SHOWN = 200
 """Characters of a list of unknown words that are shown, at most."""
 
 
@@ -118,8 +118,8 @@ def _warn(trained: Run, options: Options, prompt: str) -> None:
         log.warning(f"the prompt is empty: starting at the beginning of a {unit}")
     if unknown := unknown_words(trained.tokenizer, text):
         words = ", ".join(unknown)
-        more = f" ... ({len(unknown):,} words)" if len(words) > LONGEST else ""
-        log.warning(f"not in the vocabulary: {words[:LONGEST]}{more}")
+        more = f" ... ({len(unknown):,} words)" if len(words) > MAX_SHOWN else ""
+        log.warning(f"not in the vocabulary: {words[:MAX_SHOWN]}{more}")
     if length > context:
         log.warning(f"the prompt has {length:,} tokens and the context {context:,}: only the last {context:,} are read")
 

@@ -43,8 +43,9 @@ def train(
 ) -> None:
     """Train a model, or resume an interrupted run.
 
-    Downloads and tokenizes the corpus first if that is missing. Without --config, a run of this name is resumed with
-    its own configuration; if there is none, sizes and budget (10 minutes) follow from the text and the machine.
+    Downloads and tokenizes the corpus first if that is missing. Without --config, an existing run (run.name, by default
+    the name of the text) is resumed with its own configuration; sizes and budget (10 minutes) of a new one follow from
+    the text and the machine.
     """
     if fields + dry_run + profile > 1:
         raise UsageError("--fields, --dry-run and --profile exclude each other: give one of them")

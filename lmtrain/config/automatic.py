@@ -32,7 +32,7 @@ CONTEXT = 1_024
 that long windows cost little more; the pool and the pointer read all of them."""
 LARGE_VOCABULARY = 8_192
 """Above this, the output layer is most of a small model: an adaptive softmax of narrow embeddings costs a CPU less. On
-a GPU the output is plain, so that the step can be recorded as a CUDA graph."""
+a GPU the output is plain, so that the step can be captured as a CUDA graph."""
 
 
 def automatic(
@@ -46,7 +46,7 @@ def automatic(
 ) -> Config:
     """Return the recipe for a training text of `tokens` on a machine; without `minutes` another field sets the budget.
 
-    `cores` are those of the CPU or, for a GPU, how many it is as fast as. The budget in core-minutes decides the size
+    `cores` are those of the CPU or, for a GPU, the number of them that would be as fast. The budget in core-minutes decides the size
     of the model; a budget that is not in minutes counts as `MINUTES`. The number of passes over the text, at most
     `epochs`, decides the dropout. `context` is given if something else decides it. A step reads 1,024 tokens, but at
     most 4 windows; on a GPU eight times as many.

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, field_validator
 
-LARGEST = 2**40
+MAX_NUMBER = 2**40
 """No number may be larger, so that its product with a width or a context, 2**20 at most, fits into int64."""
 NOT_UNICODE = "a text has half a surrogate pair, which is not a character"
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
@@ -20,7 +20,7 @@ def _expanded(path: Path) -> Path:
             raise ValueError
         return path.expanduser()
     except ValueError:  # of which UnicodeEncodeError is a kind
-        raise ValueError("holds a character that no path can contain, or none in this locale") from None
+        raise ValueError("contains a NUL byte, or a character that this locale can't encode") from None
     except RuntimeError as error:
         raise ValueError(str(error)) from None
 
@@ -49,7 +49,7 @@ class Section(BaseModel):
         # pydantic reads true as 1
         if any(isinstance(item, bool) for item in listed(value)) and not isinstance(result, bool):
             raise ValueError("a number is needed")
-        if isinstance(result, int | float) and result > LARGEST:
+        if isinstance(result, int | float) and result > MAX_NUMBER:
             raise ValueError("a number may not be larger than 2**40")
         if any(isinstance(item, str) and _SURROGATE.search(item) for item in listed(result)):
             raise ValueError(NOT_UNICODE)

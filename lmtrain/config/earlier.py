@@ -27,7 +27,7 @@ def upgrade(values: dict[str, Any], *, stored: bool) -> None:
     """Delete from `values` the removed fields that are at their default.
 
     In a `stored` configuration a removed field may have any value, and the size of a bpe vocabulary is written out.
-    A removed field that is left is rejected with the reason.
+    Otherwise one with another value stays, and is later rejected with the reason.
     """
     for key, (default, _) in REMOVED.items():
         section, _, field = key.partition(".")

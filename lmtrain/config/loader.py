@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from lmtrain.config import yaml_values
 from lmtrain.config.base import NOT_UNICODE, UserPath
 from lmtrain.config.earlier import upgrade
-from lmtrain.config.mistakes import Origins, cleaned, sentences, shown
+from lmtrain.config.mistakes import Origins, cleaned, error_message, shown
 from lmtrain.config.names import suggestion
 from lmtrain.config.schema import SECTIONS, Config
 from lmtrain.errors import LmtrainError, UsageError
@@ -26,7 +26,7 @@ from lmtrain.system import disk
 ENVIRONMENT_PREFIX = "LMTRAIN_"
 RECIPES = dict(sorted((path.stem, path) for path in (Path(__file__).parents[1] / "configs").glob("*.yaml")))
 """The configurations that are installed with the package: `--config wikitext2-cpu` is the one of this name."""
-LARGEST_FILE = 1 << 18
+MAX_FILE_BYTES = 1 << 18
 """Bytes: far more than a configuration needs, and few enough for the slowest constructs of YAML."""
 
 _TEXTS = (str, str | None, Path, UserPath | None)
@@ -58,7 +58,7 @@ def load(
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise UsageError(sentences(error.errors(include_url=False), origin, origins)) from None
+        raise UsageError(error_message(error.errors(include_url=False), origin, origins)) from None
     except UnicodeEncodeError:  # raised by pydantic for such a key
         raise UsageError(f"{origin}: {NOT_UNICODE}") from None
 
@@ -160,9 +160,9 @@ def _read_yaml(name: Path) -> dict[str, Any]:
     try:
         disk.check_regular(path)
         with path.open("rb") as file:
-            content = file.read(LARGEST_FILE + 1)
-        if len(content) > LARGEST_FILE:
-            raise LmtrainError(f"configuration {path} is larger than {LARGEST_FILE >> 10} KiB: no configuration is")
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise LmtrainError(f"configuration {path} is larger than {MAX_FILE_BYTES >> 10} KiB: no configuration is")
         text = content.decode()
     except FileNotFoundError:
         raise LmtrainError(f"configuration {path} does not exist; the recipes are {', '.join(RECIPES)}") from None

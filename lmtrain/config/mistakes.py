@@ -13,8 +13,8 @@ from lmtrain.config.schema import SECTIONS
 Origins = dict[tuple[str, str], str]
 """Where the value of a (section, field) was set, if not in the file."""
 
-_MOST_MISTAKES = 5
-_LONGEST_VALUE = 200
+_MAX_MISTAKES = 5
+_MAX_VALUE_LENGTH = 200
 _TEXT = "should be a text (in quotes, if YAML takes it for something else)"
 _MESSAGES = {
     "model_type": "a section holds one `field: value` per line",
@@ -30,11 +30,11 @@ _MESSAGES = {
 _KEY = re.compile(rf"\b({'|'.join(SECTIONS)})\.(\w+)")
 
 
-def sentences(errors: Iterable[Any], origin: str, origins: Origins) -> str:
+def error_message(errors: Iterable[Any], origin: str, origins: Origins) -> str:
     """Return one message about the errors of a pydantic ValidationError: the first few, each with its origin."""
     errors = [error for error in errors if error["type"] != "too_short" or not error["input"]]  # only invalid items
     mistakes = [[*alike] for _, alike in groupby(errors, key=_location)]
-    shown_first = [_sentence(alike, _origin(alike[0], origins, origin)) for alike in mistakes[:_MOST_MISTAKES]]
+    shown_first = [_sentence(alike, _origin(alike[0], origins, origin)) for alike in mistakes[:_MAX_MISTAKES]]
     more = len(mistakes) - len(shown_first)
     return "; ".join(shown_first) + (f"; and {more} more like these" if more else "")
 
@@ -84,4 +84,4 @@ def shown(value: Any) -> str:
 
 def cleaned(text: str) -> str:
     """Return a text for a message, as `shown` does, without quotes."""
-    return re.sub(r"(?<=://)[^/\s]*@", "", text)[:_LONGEST_VALUE]
+    return re.sub(r"(?<=://)[^/\s]*@", "", text)[:_MAX_VALUE_LENGTH]

@@ -11,7 +11,7 @@ from lmtrain.config.base import Fraction, Section, UserPath
 from lmtrain.config.train import BUDGETS, TrainConfig
 
 RUN_NAME = r"\A\w[\w.-]*\Z"
-LEAST_BPE = 257
+MIN_BPE_SIZE = 257
 """The smallest byte-level vocabulary: 256 bytes and `<eos>`."""
 DROPOUT_FIELDS = ("dropout", "attention_dropout", "input_dropout", "output_dropout")
 """The fields of a model that do not change what its weights predict."""
@@ -40,7 +40,7 @@ class DataConfig(Section):
     subset: str | None = None
     """Configuration name of the hub dataset."""
     revision: str | None = None
-    """Revision of the hub dataset; the known names have pinned ones."""
+    """Revision of the hub dataset; null = the latest, or for `wikitext-*` a pinned one."""
     text_column: str = "text"
     """The column (CSV, parquet, hub) or key (JSON) that holds the text."""
     dir: UserPath = Path("data")
@@ -80,9 +80,9 @@ class TokenizerConfig(Section):
             raise ValueError("tokenizer.eos_token is a token of tokenizer.file: give the file, or leave it out")
         if self.kind == "byte" and self.vocab_size is not None:
             raise ValueError("tokenizer.vocab_size has no meaning with tokenizer.kind=byte: leave it out")
-        if self.kind == "bpe" and self.vocab_size is not None and self.vocab_size < LEAST_BPE:
+        if self.kind == "bpe" and self.vocab_size is not None and self.vocab_size < MIN_BPE_SIZE:
             raise ValueError(
-                f"tokenizer.vocab_size must be at least {LEAST_BPE} with tokenizer.kind=bpe: 256 bytes and <eos>"
+                f"tokenizer.vocab_size must be at least {MIN_BPE_SIZE} with tokenizer.kind=bpe: 256 bytes and <eos>"
             )
         return self
 
@@ -154,7 +154,7 @@ class ModelConfig(Section):
     """`adaptive`: adaptive softmax, which predicts the cluster of a rare word, then the word; training computes fewer
     logits."""
     output_cutoffs: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(None, min_length=1)
-    """`adaptive`: the token ids at which the clusters begin; more frequent tokens have none. null = a sixteenth and a
+    """`adaptive`: the token ids at which the clusters begin; lower ids are the shortlist. null = a sixteenth and a
     quarter of the vocabulary."""
     tie_embeddings: bool = True
     """Share the embedding with the output layer."""
@@ -163,9 +163,9 @@ class ModelConfig(Section):
     attention_dropout: Fraction = 0.0
     """Dropout on attention weights, of which `linear` attention has none."""
     input_dropout: Fraction = 0.0
-    """Dropout on the embedded input, with one mask for all positions of a sequence."""
+    """Variational dropout on the embedded input: one mask for all positions of a sequence."""
     output_dropout: Fraction = 0.0
-    """Dropout on the input of the output layer, with one mask for all positions of a sequence."""
+    """Variational dropout on the input of the output layer: one mask for all positions of a sequence."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -246,7 +246,7 @@ class EvalConfig(Section):
     cache_window: int = Field(8_000, ge=1)
     """`--cache`: number of tokens in the cache."""
     dynamic_rate: float = Field(5e-4, ge=0.0)
-    """`--dynamic`: learning rate, relative to the size of a parameter's weights."""
+    """`--dynamic`: learning rate, relative to the root mean square of a parameter's weights."""
 
 
 class Config(Section):

@@ -57,7 +57,7 @@ class TrainConfig(Section):
     """Learning rate after the warmup; `wsd` is warmup, stable, linear decay. With `wsd` or `constant` a run can be
     resumed with a larger budget in steps, epochs or tokens."""
     warmup: float = Field(0.02, ge=0)
-    """Fraction of the run over which the learning rate rises from zero; from 1 on, a number of steps."""
+    """Linear warmup of the learning rate: a fraction of the run or, if 1 or more, a number of steps."""
     decay: float = Field(0.2, gt=0, le=1)
     """Fraction of the run over which `wsd` decays; at most 1 - `warmup`."""
     final_lr: float = Field(0.1, ge=0, le=1)
@@ -73,8 +73,8 @@ class TrainConfig(Section):
     clip: float | None = Field(1.0, gt=0)
     """Maximum norm of the gradient; null = no clipping."""
     token_noise: Fraction = 0.0
-    """Fraction of the input tokens that are replaced by samples from all training tokens; targets are unchanged (Xie et
-    al., 2017)."""
+    """Unigram noise (Xie et al., 2017): fraction of the input tokens that are replaced by random training tokens;
+    targets are unchanged."""
     init_from: UserPath | None = None
     """Start from the best weights of this run. Without a configuration file its tokenizer and model are used; otherwise
     they must be the same, except for dropout and, unless positions are learned or attention is `linformer`,
@@ -86,14 +86,14 @@ class TrainConfig(Section):
     teacher_weight: float = Field(0.5, gt=0, le=1)
     """Weight of the distillation loss; 1 = learn only from the teacher."""
     ema: Fraction | None = None
-    """Decay of an exponential moving average of the weights, which is evaluated and saved with them; in the first steps
-    at most (1 + step) / (10 + step). null = none."""
+    """Decay of an exponential moving average (EMA) of the weights, which evaluations use and checkpoints also store; in
+    the first steps at most (1 + step) / (10 + step). null = none."""
 
     log_steps: int = Field(10, ge=1)
     """Steps between two logged points; the first step is logged too."""
     eval_steps: int | None = Field(None, ge=1)
-    """Steps between two evaluations. null = at each twentieth of the budget, or less often so that evaluations take
-    about a tenth of the time at most. The end of a run is always evaluated."""
+    """Steps between two evaluations. null = at each twentieth of the budget, or less often, so that they take at
+    most about a tenth of the training time. The end of a run is always evaluated."""
     eval_tokens: int | None = Field(None, ge=1)
     """Validation tokens per evaluation during training; null = all. The final score always uses all."""
     patience: int | None = Field(None, ge=1)
@@ -108,7 +108,7 @@ class TrainConfig(Section):
     """Tokens of each of these continuations."""
 
     @property
-    def rows(self) -> int:
+    def micro_batch_size(self) -> int:
         """The sequences of a micro-batch."""
         return self.micro_batch or self.batch_size
 
@@ -127,7 +127,7 @@ class TrainConfig(Section):
                 f"train.warmup={self.warmup} and train.decay={self.decay} are together more than the whole run, "
                 "so that train.schedule=wsd would do both at once: lower one of them"
             )
-        if self.batch_size % self.rows:
+        if self.batch_size % self.micro_batch_size:
             raise ValueError(
                 f"train.batch_size={self.batch_size} can't be divided into train.micro_batch={self.micro_batch}"
             )

@@ -50,7 +50,7 @@ def open_corpus(folder: Path) -> Corpus:
 def download(data: DataConfig, *, force: bool = False) -> Corpus:
     """Return the corpus of `data.source`: an existing one if source and content are unchanged, else a new one.
 
-    What killed processes left half-written in `data.dir` is deleted first.
+    What killed processes left unfinished in `data.dir` is deleted first.
     Raises LmtrainError if anything is wrong with the source, the network or the disk.
     """
     recover(data.dir)

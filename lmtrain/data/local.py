@@ -21,29 +21,29 @@ CODE = (
     *(".py", ".c", ".h", ".cc", ".cpp", ".hpp", ".cs", ".java", ".js", ".jsx", ".ts", ".tsx", ".rs", ".go", ".rb"),
     *(".php", ".swift", ".kt", ".scala", ".jl", ".lua", ".sh", ".sql", ".css"),
 )
-"""The endings of programs."""
+"""The extensions of source code."""
 _PROSE = (".txt", ".text", ".md", ".rst", ".org", ".tex", ".html", ".htm", ".tokens", ".raw")
 _OR_EXTRACT = "unpack it if it is an archive, or export it as plain text"
-LONGEST_LINE = 256 << 20
+MAX_LINE_LENGTH = 256 << 20
 """Characters: a longer line is rejected, because later steps hold a line in memory."""
 
 SHARD = re.compile(r"-(\d+)-of-(\d+)$")
-"""The end of the name of one of several files that are one text, without its endings."""
+"""The end of the name of one of several files that are one text, without its extensions."""
 
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
-"""The names that pyarrow has for the compression of files with these endings."""
+"""The names that pyarrow has for the compression of files with these extensions."""
 
 _ROWS = 32
 """Rows of a parquet file that are decoded at once: each may be long, and stored once for many of them."""
 
 
 def plain(path: Path) -> Path:
-    """The path without the ending of its compression."""
+    """The path without the extension of its compression."""
     return path.with_suffix("") if path.suffix.lower() in COMPRESSED else path
 
 
 def kind(path: Path) -> str:
-    """The ending that says what a file holds, one of `SUFFIXES` or any other."""
+    """The extension that says what a file holds, one of `SUFFIXES` or any other."""
     return plain(path).suffix.lower()
 
 
@@ -98,8 +98,8 @@ def _text_row(row: object, text_column: str, place: str) -> str:
         raise LmtrainError(
             f"{place} has {value} in {text_column!r} where text is needed: take the row out, or set data.text_column"
         )
-    if len(row) > LONGEST_LINE:
-        raise LmtrainError(f"{place} is longer than {LONGEST_LINE >> 20} MiB: break it up")
+    if len(row) > MAX_LINE_LENGTH:
+        raise LmtrainError(f"{place} is longer than {MAX_LINE_LENGTH >> 20} MiB: break it up")
     check_unicode(row, place)
     return row
 
@@ -138,10 +138,10 @@ def _file_lines(path: Path) -> Iterator[str]:
     number = 0
     try:
         with TextIOWrapper(_open(path), encoding="utf-8-sig") as file:
-            while line := file.readline(LONGEST_LINE + 1):
-                if len(line) > LONGEST_LINE:
+            while line := file.readline(MAX_LINE_LENGTH + 1):
+                if len(line) > MAX_LINE_LENGTH:
                     raise LmtrainError(
-                        f"{path} has a line of over {LONGEST_LINE >> 20} MiB{_after(number)}: break it up"
+                        f"{path} has a line of over {MAX_LINE_LENGTH >> 20} MiB{_after(number)}: break it up"
                     )
                 if "\0" in line:
                     raise LmtrainError(
@@ -191,7 +191,7 @@ def _json_rows(path: Path, text_column: str) -> Iterator[str]:
 
 def _csv_rows(path: Path, text_column: str) -> Iterator[str]:
     """The texts of a table with a header row; quoted fields may have line ends in them."""
-    csv.field_size_limit(LONGEST_LINE)
+    csv.field_size_limit(MAX_LINE_LENGTH)
     delimiter = "\t" if kind(path) == ".tsv" else ","
     reader = csv.reader((f"{line}\n" for line in _file_lines(path)), delimiter=delimiter, strict=True)
     try:
@@ -248,8 +248,8 @@ READERS: dict[str, Callable[[Path, str], Iterator[str]]] = {
     ".jsonl": _json_rows,
     ".parquet": _parquet_rows,
 }
-"""The files that hold rows, by their endings; all others are plain text."""
+"""The files that hold rows, by their extensions; all others are plain text."""
 
-SUFFIXES = (*_PROSE, *(ending for ending in READERS if ending != ".json"), *CODE)
-"""The endings of files that are read in a folder, before the ending of a compression; a single file may have any. Most
+SUFFIXES = (*_PROSE, *(suffix for suffix in READERS if suffix != ".json"), *CODE)
+"""The extensions of files that are read in a folder, before that of a compression; a single file may have any. Most
 .json files in folders hold settings."""

@@ -1,7 +1,7 @@
 """The order of training samples: a pure function of the seed and the sample's number, with no state and no table.
 
-Sample g of a run is the same window whatever the number of processes, the micro-batch, or the step at which a run was
-resumed. A window is a training sequence. Shapes: B samples in a batch, T tokens in a window (`context`).
+Sample g of a run is the same window whatever the number of processes, the micro-batch size, or the step at which a run
+was resumed. A window is a training sequence. Shapes: B samples in a batch, T tokens in a window (`context`).
 """
 
 import hashlib
@@ -54,9 +54,9 @@ def _key(*parts: int | str) -> int:
 class SampleOrder:
     """Which window of a split is sample number 0, 1, 2 and so on, epoch after epoch.
 
-    causal: an epoch cuts the `tokens` into windows of `context` that don't overlap, at an offset of its own, and takes
-    each once: as many as fit at any offset, and at least one. windowed: an epoch takes every window of `context` tokens
-    that has a next token, once.
+    causal: each epoch cuts the `tokens` into windows of `context` that don't overlap, from a random `offset` on, and
+    takes each once, in random order. It has as many windows as fit at every offset, and at least one. windowed: each
+    epoch takes every window of `context` tokens that has a next token once, in random order.
 
     Raises LmtrainError when there are fewer tokens than one window and its last target.
     """
@@ -79,7 +79,7 @@ class SampleOrder:
             return self.tokens - self.context
         return max(1, (self.tokens - self.context) // self.context)
 
-    def phase(self, epoch: int) -> int:
+    def offset(self, epoch: int) -> int:
         """The token at which the first window of an epoch starts; 0 if windowed."""
         if self.mode == "windowed":
             return 0
@@ -94,7 +94,7 @@ class SampleOrder:
             epoch, within = divmod(first, size)
             index = np.arange(within, min(within + count, size))
             windows = permute(index, size, _key(self.seed, epoch, "order"))
-            parts.append(self.phase(epoch) + windows * (1 if self.mode == "windowed" else self.context))
+            parts.append(self.offset(epoch) + windows * (1 if self.mode == "windowed" else self.context))
             first, count = first + len(index), count - len(index)
         return np.concatenate(parts)
 
@@ -105,5 +105,5 @@ class SampleOrder:
         """
         windows = np.lib.stride_tricks.sliding_window_view(ids, self.context + 1)[self.starts(first, count)]
         targets = windows[:, 1:] if self.mode == "causal" else windows[:, -1]
-        # Copied by NumPy: torch's `contiguous` leaves a single row its stride, for which a step is compiled once more.
+        # NumPy copies: torch's `contiguous` would keep the stride of a single row, for which a step is compiled again.
         return torch.from_numpy(windows[:, :-1].astype(np.int64)), torch.from_numpy(targets.astype(np.int64))

@@ -31,7 +31,7 @@ KNOWN = ("sample", *_WIKITEXT_SUBSETS)
 """Names that mean the same on all machines."""
 
 _NOT_NAME = re.compile(r"[^\w.-]")
-_LONGEST_STEM = 190
+_MAX_STEM_BYTES = 190
 """Bytes of a source's name in the name of its folder, so that the names made from that fit into 255."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
@@ -124,7 +124,7 @@ def _local(path: Path, data: DataConfig) -> Source:
         splits = {split: _read_unchanged(paths, data.text_column, hashes) for split, paths in files.items()}
         return Text(splits, {}, is_one_file=path.is_file())
 
-    name = _NOT_NAME.sub("_", path.resolve().stem.lstrip(".")).encode()[:_LONGEST_STEM].decode(errors="ignore")
+    name = _NOT_NAME.sub("_", path.resolve().stem.lstrip(".")).encode()[:_MAX_STEM_BYTES].decode(errors="ignore")
     return Source(f"{name or 'text'}-{sha256_bytes(json.dumps(origin).encode())[:8]}", origin, read)
 
 

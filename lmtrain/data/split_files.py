@@ -1,4 +1,4 @@
-"""Which files of a folder are which split, by their names."""
+"""Assigns the files of a folder to splits, by their names."""
 
 import os
 import re
@@ -33,7 +33,7 @@ their text."""
 def find_splits(folder: Path) -> dict[str, list[Path]]:
     """Return the files of each split in `folder`.
 
-    - A file belongs to a split if it has the name of one, up to endings and a number (`train.txt`, `DEV.jsonl`,
+    - A file belongs to a split if it has the name of one, up to extensions and a number (`train.txt`, `DEV.jsonl`,
       `train-00000-of-00002.parquet`), or if names differ in the split only (`wiki.train.tokens`, `wiki.valid.tokens`).
     - So does every file below a subfolder with such a name (`train/1/a.jsonl.gz`).
     - If no file or subfolder is named after a split, all files, also in subfolders, are training text, in the order of
@@ -65,7 +65,7 @@ def find_splits(folder: Path) -> dict[str, list[Path]]:
             f"training text in a folder {root / 'train'}; found {listed(folder, every) or 'nothing'}"
         )
     for reason, paths in (
-        ("their endings are of no known kind of text", set(every).difference(named)),
+        ("files with their extensions are not read in a folder", set(every).difference(named)),
         ("other files are named after splits", set(texts).difference(*splits.values())),
         ("they are second names of other files", set(named).difference(texts)),
     ):
@@ -148,7 +148,7 @@ def _may_name(path: Path) -> bool:
 
 
 def _parts(path: Path) -> list[str]:
-    """The parts of the name of a file that may be named after a split, without its endings and number."""
+    """The parts of the name of a file that may be named after a split, without its extensions and number."""
     return re.split("([._-])", _NUMBER.sub("", plain(path).stem.lower())) if _may_name(path) else []
 
 
@@ -176,7 +176,7 @@ def _in_order(folder: Path, split: str, paths: list[Path]) -> list[Path]:
         names = " and ".join(path.name for path in paths)
         raise LmtrainError(
             f"{folder} has several files for its {split} split, {names}: keep one of them, or number them all and "
-            "give them one ending"
+            "give them one extension"
         )
     return sorted(paths, key=lambda path: numbers.get(path, 0))
 

@@ -96,7 +96,8 @@ def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str) ->
     Cuts fall between documents, unless there are under 20, or a share is less than one of them, or their lengths differ
     so much that the documents of a share have less than half or more than twice its bytes; then between lines, unless
     there are under 20, or one of them is longer than a tenth of the text; then between words, where a line end replaces
-    a space or tab. If `SHARE` of the text is more than `HELD_OUT` bytes, a share is as much as these are of the text.
+    a space or tab. If `SHARE` of the text is more than `HELD_OUT` bytes, a share is the fraction that these are of the
+    text.
 
     Return the counts of each split. Raises LmtrainError when there are fewer than 20 words, or no place for a cut.
     """

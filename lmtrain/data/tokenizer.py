@@ -38,9 +38,9 @@ BYTE = _DIRECT | dict(zip(BYTE_SYMBOLS[len(_DIRECT) :], sorted(set(range(256)) -
 """The byte of each symbol: printable Latin-1 stands for itself, later symbols for the other bytes in order."""
 BYTE_VOCABULARY = {EOS: 0} | {symbol: byte + 1 for symbol, byte in BYTE.items()}
 
-MOST_IDS = 1 << 24
+MAX_IDS = 1 << 24
 """Ids that a file may make the rows of an embedding; its entries are limited by its size."""
-MOST_WORDS = 1_500_000
+MAX_WORDS = 1_500_000
 """Different words that are counted at once; above that, the rarest half is dropped."""
 _PIECE = 1 << 16
 
@@ -73,8 +73,8 @@ class Tokenizer:
             raise ValueError("is damaged: its vocabulary is not that of bytes")
         self.kind: Kind = description.kind
         self.vocab_size = max(vocabulary.values()) + 1
-        if self.vocab_size > MOST_IDS:
-            raise ValueError(f"has an id above {MOST_IDS:,}, which is too large for a model")
+        if self.vocab_size > MAX_IDS:
+            raise ValueError(f"has an id above {MAX_IDS:,}, which is too large for a model")
         self.id_type: np.dtype[Any] = np.dtype("<u2" if self.vocab_size <= 2**16 else "<u4")
         self.sha256 = sha256_bytes(content)
         self.eos_token = description.eos
@@ -131,7 +131,7 @@ class Tokenizer:
         document: Json = json.loads(backend.to_str()) | {"added_tokens": []}
         description = tokenizer_file.Description.of_kind(kind)
         content = description.added_to(document)
-        if len(content) > tokenizer_file.MOST_BYTES:
+        if len(content) > tokenizer_file.MAX_BYTES:
             size = backend.get_vocab_size()
             raise LmtrainError(f"a vocabulary of {size:,} entries is too large: set tokenizer.vocab_size")
         return cls(content, *tokenizer_file.parse(content), description)
@@ -200,7 +200,7 @@ class Tokenizer:
         check_unicode(text, "the text")
         return list(chain.from_iterable(self.encode_pieces(list(pieces(_LINE.findall(text), self.kind)))))
 
-    def replaced(self, text: str, ids: list[int]) -> int:
+    def count_unknown(self, text: str, ids: list[int]) -> int:
         """Count the ids of `text` that stand for an unknown word or a part of one.
 
         With a word tokenizer, a literal `<unk>` in the text is not counted.
@@ -270,12 +270,12 @@ def _bytes_of(token: str, byte_level: bool) -> bytes | None:
 
 
 def _count(lines: Iterable[str]) -> Counter[str]:
-    """How often each word occurs; where there are more than `MOST_WORDS`, the counts of rare words are too low."""
+    """How often each word occurs; where there are more than `MAX_WORDS`, the counts of rare words are too low."""
     counts: Counter[str] = Counter()
     for piece in pieces(lines, "word"):
         counts.update(piece.split())
-        if len(counts) > MOST_WORDS:
-            counts = Counter({word: counts[word] for word in _by_frequency(counts)[: MOST_WORDS // 2]})
+        if len(counts) > MAX_WORDS:
+            counts = Counter({word: counts[word] for word in _by_frequency(counts)[: MAX_WORDS // 2]})
     return counts
 
 

@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from lmtrain.config.schema import LEAST_BPE, TokenizerConfig
+from lmtrain.config.schema import MIN_BPE_SIZE, TokenizerConfig
 from lmtrain.data.corpus import Corpus
 from lmtrain.errors import LmtrainError
 
@@ -33,10 +33,10 @@ def resolve(config: TokenizerConfig, corpus: Corpus) -> TokenizerConfig:
         kind = "word" if has_spaced_punctuation(beginning(corpus.folder / "train.txt", READ_BYTES)) else "bpe"
     if kind == "bpe":
         size = fitting_size(corpus.splits["train"]["bytes"]) if size is None else size
-        if size < LEAST_BPE:
+        if size < MIN_BPE_SIZE:
             raise LmtrainError(
                 f"tokenizer.vocab_size={size} is too small for the bpe tokenizer that suits {corpus.folder.name}: set "
-                f"it to {LEAST_BPE} or more, or set tokenizer.kind=word"
+                f"it to {MIN_BPE_SIZE} or more, or set tokenizer.kind=word"
             )
     return config.model_copy(update={"kind": kind, "vocab_size": size})
 

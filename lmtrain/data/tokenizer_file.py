@@ -22,7 +22,7 @@ Kind = Literal["word", "bpe", "byte", "file"]
 Json = dict[str, Any]
 
 UNK, EOS = "<unk>", "<eos>"
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 FIELD = "lmtrain"
 
 _SPACE = r"\t-\r\x1c-\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
@@ -82,9 +82,9 @@ def read(path: Path) -> bytes:
         if not path.is_file():
             raise LmtrainError(f"tokenizer {path} is not a file: give the path of a tokenizer.json")
         with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise LmtrainError(f"tokenizer {path} is larger than {MOST_BYTES >> 20} MiB: it is not one")
+            content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise LmtrainError(f"tokenizer {path} is larger than {MAX_BYTES >> 20} MiB: it is not one")
     return content
 
 

@@ -189,7 +189,7 @@ def encode_text(lines: Iterable[str], starts: np.ndarray, tokenizer: Tokenizer) 
                 ids += document_end
                 next_start = next(later_starts, None)
             ids += piece_ids
-            replaced += tokenizer.replaced(piece, piece_ids)
+            replaced += tokenizer.count_unknown(piece, piece_ids)
             line += piece.endswith("\n")
         yield np.array(ids, tokenizer.id_type), replaced
     yield np.array(document_end, tokenizer.id_type), 0

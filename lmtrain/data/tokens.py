@@ -106,9 +106,9 @@ def store_of(folder: Path, manifest: dict[str, Any]) -> TokenStore:
 def find_store(data_dir: Path, sha256: str | None) -> TokenStore | None:
     """Return the store in `data_dir` with this `sha256`, whatever its folder is called; None if there is none.
 
-    None has no store: a run of an earlier version has no hash. A folder whose manifest can't be read does not count,
-    nor does a damaged store, and a warning says what is wrong with it. Raises UnreadableError if the system denies
-    reading the other files of the store.
+    None matches no store: a run of an earlier version has no hash. A folder whose manifest can't be read does not
+    count, nor does a damaged store, and a warning says what is wrong with it. Raises UnreadableError if the system
+    denies reading the other files of the store.
     """
     if not os.path.isdir(data_dir):  # noqa: PTH112 -- Path raises PermissionError below another user's home
         return None

@@ -1,7 +1,7 @@
 """Evaluation of a model that adapts to the text: by a cache of its own states, and by gradient steps.
 
 Both remember the text they have scored, and score every token before they learn from it. Dynamic evaluation is a
-scorer, like a model; `Cached` makes of either a `forward` for `perplexity.evaluate`.
+scorer, like a model; `ContinuousCache` turns either into a `forward` for `perplexity.evaluate`.
 
 Shapes: B windows, T tokens in each, S targets; E the width of the states, K states in memory, N new ones.
 """
@@ -20,7 +20,7 @@ from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import Split
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.evaluation.perplexity import Advance
-from lmtrain.model.cuda_graph import Replayed
+from lmtrain.model.cuda_graph import GraphedCallable
 from lmtrain.model.ensemble import Ensemble, Predictor
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.nn.precision import at_least_float32
@@ -93,7 +93,7 @@ def mix(nats: Tensor, log_cache: Tensor, weight: float) -> Tensor:
     return -torch.logaddexp(math.log1p(-weight) - nats, log_cache + log_weight)
 
 
-class Cached:
+class ContinuousCache:
     """Mixes `score` with a cache of the last `cache_window` states and words that it has scored."""
 
     def __init__(self, score: Scorer, settings: EvalConfig) -> None:
@@ -134,7 +134,7 @@ def gradient_rms(model: LanguageModel, split: Split, *, precision: str, advance:
         torch._foreach_addcmul_(squares, gradients, gradients)
         return ()
 
-    add = _recorded(add_squares, [model])
+    add = _captured(add_squares, [model])
     for index in range(batches):
         inputs, targets = order.batch(split.ids, index * rows, rows)
         add(inputs.to(device), targets.to(device))
@@ -180,14 +180,14 @@ def dynamic_scorer(
             scored.append((nats.detach(), states.detach()))
         return ensemble.mean_of(scored)
 
-    return _recorded(score, trained)
+    return _captured(score, trained)
 
 
-def _recorded(step: Callable[..., tuple[Tensor, ...]], models: Sequence[LanguageModel]) -> Callable[..., Any]:
-    """Return a step of these models, recorded as a CUDA graph where it can be: an adaptive output asks on the host how
-    many targets are in its clusters."""
+def _captured(step: Callable[..., tuple[Tensor, ...]], models: Sequence[LanguageModel]) -> Callable[..., Any]:
+    """Return a step of these models, captured as a CUDA graph where it can be: an adaptive output reads on the
+    host how many targets are in its clusters."""
     on_cuda = models[0].embedding.weight.is_cuda
-    return Replayed(step) if on_cuda and all(model.adaptive is None for model in models) else step
+    return GraphedCallable(step) if on_cuda and all(model.adaptive is None for model in models) else step
 
 
 def _rate(weight: Tensor, rms: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ class Score:
     def lines(self) -> list[str]:
         """Return the figures as aligned lines, each with the count that it is computed over.
 
-        Word perplexity comes first if every token is a word, and else last: where a word is many predictions, a model
+        Word perplexity comes first if every token is a word, otherwise last: where a word is many predictions, a model
         that has learned little has a word perplexity of many digits. The first line also has the floor and the fraction
         of unknown words.
         """

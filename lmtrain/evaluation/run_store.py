@@ -33,7 +33,7 @@ def find_run_store(run: TrainedWeights, data: DataConfig, *, may_make: bool) -> 
         )
     store = prepare_run_store(data, run.run_dir, found)
     if trained_on is None:
-        log.warning(f"{run.run_dir} is of an earlier version: whether {store.folder} is its text can't be checked")
+        log.warning(f"{run.run_dir} is of an earlier version: lmtrain can't check that {store.folder} is its text")
     elif store.sha256 != trained_on:
         raise LmtrainError(
             f"{store.folder} is not what {run.run_dir} was trained on: the corpus has changed or is another one, "

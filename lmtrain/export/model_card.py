@@ -80,7 +80,7 @@ def model_card(trained: TrainedWeights, folder: str) -> str:
         "tokenizer": f"{tokenizer.kind}, {tokenizer.vocab_size:,} entries",
         "parameters": f"{sum(math.prod(stored.shape) for stored in trained.tensors.values()):,}",
         "context": f"{config.model.context:,} tokens",
-        "checkpoint": f"step {info['step']:,}, {'averaged' if trained.weights == 'ema' else 'raw'} weights",
+        "checkpoint": f"step {info['step']:,}, {'EMA' if trained.weights == 'ema' else 'raw'} weights",
         "validation": _measured(trained),
         "trained on": ", ".join(map(str, filter(None, trained_on))) if machine else "unknown",
     }

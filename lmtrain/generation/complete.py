@@ -43,7 +43,7 @@ class Completion:
 
 
 @dataclass(frozen=True)
-class Completed:
+class PromptCompletions:
     """A prompt with its completions, best first."""
 
     prompt: str
@@ -63,7 +63,7 @@ def complete(
     *,
     first: int = 0,
     on_token: OnToken | None = None,
-) -> list[Completed]:
+) -> list[PromptCompletions]:
     """Continue each prompt.
 
     The model reads the prompt (see `in_corpus_spacing`) as part of a text: with a word tokenizer at the start of a
@@ -97,7 +97,7 @@ def complete(
     generated = sum(len(text.ids) for texts in hypotheses for text in texts)
     speed = generated / (time.perf_counter() - start)
     return [
-        Completed(
+        PromptCompletions(
             prompt,
             shown_prompt(tokenizer, prompt, options),
             [_completion(tokenizer, prompt, text, options) for text in texts[: options.returned]],

@@ -18,7 +18,7 @@ class Options:
     3. The `top_k` most likely tokens stay (0: all; Fan et al., 2018).
     4. They are renormalized, and the fewest with the total probability `top_p` stay (Holtzman et al., 2020).
     5. Tokens with at least `min_p` times the probability of the most likely one stay (Nguyen et al., 2024).
-    Tokens that tie with the last one that stays, stay too. At temperature 0 the most likely token is taken (ties: the
+    Ties with the last token that stays also stay. At temperature 0 the most likely token is taken (ties: the
     lowest id).
 
     A text's score is the sum of log p / length ** length_penalty, over the model's own log-probabilities, in nats, of

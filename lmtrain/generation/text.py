@@ -13,7 +13,7 @@ def unknown_words(tokenizer: Tokenizer, prompt: str) -> list[str]:
     """Return the words of a prompt that the model reads as `<unk>`, without duplicates."""
     if tokenizer.unk_id is None:
         return []
-    return [word for word in dict.fromkeys(prompt.split()) if tokenizer.replaced(word, tokenizer.encode(word))]
+    return [word for word in dict.fromkeys(prompt.split()) if tokenizer.count_unknown(word, tokenizer.encode(word))]
 
 
 def shown_prompt(tokenizer: Tokenizer, prompt: str, options: Options) -> str:

@@ -59,7 +59,8 @@ def construct(config: ModelConfig, vocab_size: int) -> LanguageModel:
 
 @torch.no_grad()
 def initialize(model: LanguageModel) -> None:
-    """Set the initial weights, from torch's default generator. What the table lacks keeps the values of its layer.
+    """Set the initial weights, from torch's default generator. Parameters that are not in the table keep their layer's
+    values.
 
     n is the number of a matrix's inputs, E the embedding's width, N the number of blocks and pool.
 

@@ -1,4 +1,4 @@
-"""Word embeddings from which words occur near which in a text, for a model to start from.
+"""Initial word embeddings from the co-occurrences of words in a text, by PPMI and a truncated SVD.
 
 Shapes: V word types, C context types, E features, N tokens.
 """
@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-REACH = 4
+WINDOW = 4
 """How many tokens before and after a word are its contexts; one at distance d counts 1 / d."""
 CONTEXT_TYPES = 8_000
 """Only the first word types are contexts: where ids are sorted by frequency, the frequent ones."""
@@ -31,7 +31,7 @@ def cooccurrence_embedding(ids: np.ndarray, vocab_size: int, width: int) -> Tens
     information = _pointwise_information(word, context, count, vocab_size)
     if information.values().numel():
         rank = min(width, *information.shape)
-        left, singular = left_factors(information, min(rank + 16, *information.shape))
+        left, singular = left_singular_vectors(information, min(rank + 16, *information.shape))
         vectors[:, :rank] = left[:, :rank] * singular[:rank].sqrt()
     rotation, _ = torch.linalg.qr(torch.randn(width, width))
     vectors = vectors @ rotation
@@ -47,7 +47,7 @@ def _contexts(ids: np.ndarray, vocab_size: int) -> tuple[np.ndarray, np.ndarray,
     """
     types = min(CONTEXT_TYPES, vocab_size)
     pairs, counts = [], []
-    for distance in range(1, REACH + 1):
+    for distance in range(1, WINDOW + 1):
         before, after = ids[:-distance].astype(np.int64), ids[distance:].astype(np.int64)
         for word, context, side in ((after, before, 0), (before, after, types)):
             frequent = context < types
@@ -73,7 +73,7 @@ def _pointwise_information(word: np.ndarray, context: np.ndarray, count: np.ndar
         return torch.sparse_coo_tensor(places, values, size, is_coalesced=True)
 
 
-def left_factors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+def left_singular_vectors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Return approximations of R left singular vectors (V, R) of a sparse matrix (V, C), and of the largest R singular
     values.
 

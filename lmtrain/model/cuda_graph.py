@@ -1,7 +1,7 @@
-"""CUDA graphs: a function's kernels are recorded once and then replayed, since a host takes longer to launch those of a
+"""CUDA graphs: a function's kernels are captured once and then replayed, since a host takes longer to launch those of a
 small model one by one than a GPU takes to compute them.
 
-A recorded decoding step has the same shapes every time, so it attends to the whole capacity of a state, under a mask.
+A captured decoding step has the same shapes every time, so it attends to the whole capacity of a state, under a mask.
 """
 
 from collections.abc import Callable
@@ -15,22 +15,22 @@ from lmtrain.model.ensemble import DecodeStep, Ensemble, Predictor
 from lmtrain.model.language_model import LanguageModel
 
 WARM_UP = 2
-"""Libraries initialize themselves in the first calls, which can't be recorded."""
+"""Libraries initialize themselves in the first calls, which can't be captured."""
 
 
 @cache
 def _side_stream() -> torch.cuda.Stream:
-    """Return the stream of the calls before a recording: one for all, since cuBLAS keeps a workspace for each."""
+    """Return the stream of the calls before a capture: one for all, since cuBLAS keeps a workspace for each."""
     return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
 
-class Replayed:
+class GraphedCallable:
     """A function of tensors on CUDA, replayed as a graph after WARM_UP consecutive calls with the same shapes; another
     shape starts over.
 
     Each call computes it once, so that it may also change tensors in place, such as weights. What it uses besides its
-    inputs must stay in the same memory, and modes, such as autocast, are those of the recorded call. It may not ask for
-    values on the host.
+    inputs must stay in the same memory, and modes, such as autocast, are those of the captured call. It must not
+    synchronize with the host.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -49,7 +49,7 @@ class Replayed:
         self.calls = self.calls + 1 if shapes == self.shapes else 1
         self.shapes = shapes
         if self.calls <= WARM_UP:
-            # What comes before a recording must be on another stream.
+            # What comes before a capture must be on another stream.
             self.side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.side):
                 results = self.function(*inputs)
@@ -60,14 +60,14 @@ class Replayed:
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph):
                 self.results = self.function(*self.inputs)
-        for recorded, x in zip(self.inputs, inputs, strict=True):
-            recorded.copy_(x)
+        for captured, x in zip(self.inputs, inputs, strict=True):
+            captured.copy_(x)
         self.graph.replay()
         return tuple(result.clone() for result in self.results)  # the next replay overwrites them
 
 
 def step_function(model: Predictor) -> DecodeStep:
-    """Return `model.step`, as a recorded step if the model (or a member of an ensemble) is causal and on CUDA."""
+    """Return `model.step`, as a captured step if the model (or a member of an ensemble) is causal and on CUDA."""
     if isinstance(model, Ensemble):
         return partial(model.step_with, [step_function(member) for member in model.members])
     if model.causal and model.embedding.weight.device.type == "cuda":
@@ -78,16 +78,16 @@ def step_function(model: Predictor) -> DecodeStep:
 class GraphedSteps:
     """A causal model's `step`, replayed on one state.
 
-    It is recorded again for another state, for another number of rows, and when the texts outgrow the capacity, which
+    It is captured again for another state, for another number of rows, and when the texts outgrow the capacity, which
     then becomes four times as large, so that this happens rarely. Between two steps the rows of the state may be
     reordered (`select` with as many rows), which leaves its memory in place.
     """
 
-    replayed: Replayed
+    replayed: GraphedCallable
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
-        self.recorded: Tensor | None = None
+        self.captured: Tensor | None = None
 
     @torch.no_grad()
     def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
@@ -95,10 +95,10 @@ class GraphedSteps:
         assert isinstance(state, DecodingState)
         model = self.model
         model.ensure_capacity(state)
-        if state.tokens is not self.recorded:  # kept referenced: no other state is allocated at its address
-            self.recorded = state.tokens
+        if state.tokens is not self.captured:  # kept referenced: no other state is allocated at its address
+            self.captured = state.tokens
             # Without `self`, which would then be freed, with the memory of the graph, only by garbage collection.
-            self.replayed = Replayed(lambda tokens: (model.decode_step(state, tokens, state.capacity),))
+            self.replayed = GraphedCallable(lambda tokens: (model.decode_step(state, tokens, state.capacity),))
         (log_probs,) = self.replayed(tokens)
         state.kv_len += 1
         return log_probs, state

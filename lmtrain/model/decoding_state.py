@@ -22,7 +22,7 @@ from lmtrain.nn.blocks import Cache
 from lmtrain.nn.kv_cache import KeyValueCache, Rows
 from lmtrain.nn.prefix_mean import RunningMean
 
-SMALLEST_CAPACITY = 256
+MIN_CAPACITY = 256
 
 
 def capacity_for(tokens: int, context: int) -> int:
@@ -30,7 +30,7 @@ def capacity_for(tokens: int, context: int) -> int:
 
     A short text then does not pay for a long context, and few sizes occur.
     """
-    capacity = SMALLEST_CAPACITY
+    capacity = MIN_CAPACITY
     while capacity < tokens:
         capacity *= 4
     return min(context, capacity)

@@ -29,7 +29,7 @@ class Encoder(nn.Module):
     global tokens attend to all tokens, which makes them a memory of the window. If causal, each global token attends
     only to the global tokens up to itself: otherwise a token could learn of later ones through it.
 
-    If `activation_checkpointing` is set, the backward pass computes the activations inside a block again (Chen et al.,
+    If `activation_checkpointing` is set, the backward pass recomputes the activations inside a block (Chen et al.,
     2016), with the same random numbers.
     """
 
@@ -37,7 +37,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.blocks: Any = nn.ModuleList(encoder_block(config, kind) for kind in config.layer_attention)
         self.activation_checkpointing = False
-        self._globals = count = config.global_tokens
+        self.global_count = count = config.global_tokens
         self.global_tokens = nn.Parameter(torch.empty(count, config.dim)) if count else None
         positions, rotary = torch.arange(count + config.context), config.position == "rotary"
         rotations = rotation(positions, config.dim // config.heads) if rotary else None
@@ -52,25 +52,26 @@ class Encoder(nn.Module):
         """Embedded tokens (B, T, D) at positions (T,) -> (B, T, D)."""
         x, bias, rotated_by = self._enter(x, positions)
         for block in self.blocks:
+            # An ISAB takes neither: the schema allows no ALiBi and no rotary positions with it.
             forward = partial(block, mask=bias, rotation=rotated_by) if isinstance(block, EncoderBlock) else block
             recompute = self.activation_checkpointing and torch.is_grad_enabled()
             x = checkpoint(forward, x, use_reentrant=False) if recompute else forward(x)
-        return x[:, self._globals :]
+        return x[:, self.global_count :]
 
     def prefill(self, x: Tensor, positions: Tensor, lengths: Tensor) -> tuple[Tensor, list[Cache]]:
         """Do the same as `forward`, and also return a cache per layer of each row's first `lengths` (B,) tokens."""
         x, bias, rotated_by = self._enter(x, positions)
         caches = []
         for block in self.blocks:
-            x, cache = block.prefill(x, lengths + self._globals, mask=bias, rotation=rotated_by)
+            x, cache = block.prefill(x, lengths + self.global_count, mask=bias, rotation=rotated_by)
             caches.append(cache)
-        return x[:, self._globals :], caches
+        return x[:, self.global_count :], caches
 
     def step(self, x: Tensor, caches: list[Cache], position: Tensor, kv_len: int) -> Tensor:
         """One token per row, (B, 1, D) -> (B, 1, D), each at its position (B,), with `kv_len` tokens to attend to."""
-        position = position + self._globals
+        position = position + self.global_count
         rotated_by = self._rotation(position.view(-1, 1, 1))  # the same for all heads, and for one query
-        at = CachePosition(position, kv_len + self._globals, rotated_by, self.slopes)
+        at = CachePosition(position, kv_len + self.global_count, rotated_by, self.slopes)
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block.step(x, cache, at)
         return x
@@ -80,8 +81,8 @@ class Encoder(nn.Module):
         (H, G + T, G + T), and their rotation."""
         if self.global_tokens is not None:
             first = self.global_tokens.to(x.dtype).expand(len(x), -1, -1)
-            first_positions = torch.arange(self._globals, device=x.device)
-            x, positions = torch.cat((first, x), dim=1), torch.cat((first_positions, positions + self._globals))
+            first_positions = torch.arange(self.global_count, device=x.device)
+            x, positions = torch.cat((first, x), dim=1), torch.cat((first_positions, positions + self.global_count))
         bias = None if self.slopes is None else alibi_bias(self.slopes, positions, positions)
         return x, bias, self._rotation(positions)
 

@@ -13,8 +13,8 @@ The forward pass of training, `model(tokens, targets)`, in which (B, T, E) becom
 
 `WindowedLanguageModel` (windowed.py) is this model with `mode: windowed`.
 
-Shapes: B rows, T tokens (at most the context), S targets, D the model's width, E the embedding's, H heads, V vocabulary
-entries.
+Shapes: B rows, T tokens (at most the context), S targets, N = B S, D the model's width, E the embedding's, H heads, V
+vocabulary entries.
 """
 
 import torch
@@ -59,8 +59,8 @@ class LanguageModel(nn.Module):
 
     | method          | called by                                                      | returns                |
     | --------------- | -------------------------------------------------------------- | ---------------------- |
-    | `forward`       | training, through `Objective`                                  | -log p of targets      |
-    | `score`         | evaluation                                                     | the same, and "hidden" |
+    | `forward`       | training, through `Objective`; validation during training      | -log p of targets      |
+    | `score`         | `lmtrain eval`, `Run.evaluate`, `Run.score`                    | the same, and "hidden" |
     | `predict`       | `Objective` with a teacher; windowed decoding; exported models | log p of every token   |
     | `start`, `step` | generation: prefill, and decode with a cache                   | log p of every token   |
 
@@ -113,15 +113,16 @@ class LanguageModel(nn.Module):
         the vocabulary's log-probabilities. `loss_chunk` (see `rows_at_once`) applies at a temperature of 1 only.
         """
         encoded = self._encode(tokens)
-        pooled = self._pool(encoded, tokens.shape[1] - targets.shape[1] if self.causal else 0)
+        first = tokens.shape[1] - targets.shape[1] if self.causal else 0  # the first position with a target
+        pooled = self._pool(encoded, first)
         hidden = self._project(pooled)
-        rows, labels = hidden.flatten(0, -2), targets.flatten()  # (N, E), (N,)
+        vectors, labels = hidden.flatten(0, -2), targets.flatten()  # (N, E), (N,)
         if temperature != 1.0:
-            nats = F.cross_entropy(self._log_probs(rows) / temperature, labels, reduction="none")
+            nats = F.cross_entropy(self._log_probs(vectors) / temperature, labels, reduction="none")
         else:
-            loss = target_nats if self.adaptive is None else self.adaptive.nats
+            nats_of = target_nats if self.adaptive is None else self.adaptive.nats
             weight: Tensor = self.output.weight  # type: ignore[assignment]
-            nats = loss(rows, weight, self.output_bias, labels, loss_chunk)
+            nats = nats_of(vectors, weight, self.output_bias, labels, loss_chunk)
         nats = nats.view_as(targets)
         if self.copying is not None:
             nats = -self.copying.target_log_prob(-nats, pooled, self.copying.keys(encoded), tokens, targets)
@@ -178,7 +179,7 @@ class LanguageModel(nn.Module):
         """Do the computation of `step`: read a token per row (B,), attending to `kv_len` cache positions -> (B, V).
 
         It runs on the device and writes the state in place, without Python decisions on its content, so that a CUDA
-        graph can record and replay it. It leaves `state.kv_len` unchanged.
+        graph can capture and replay it. It leaves `state.kv_len` unchanged.
         """
         position = state.lengths
         write(state.tokens, tokens, position)
@@ -206,12 +207,11 @@ class LanguageModel(nn.Module):
             state.grow(capacity_for(state.kv_len + 1, context))
         if state.kv_len < context:
             return
-        remaining = max(1, context // 2) - 1  # and the new token
         rows = (state.lengths == context).nonzero().squeeze(-1)
-        tokens = state.tokens[rows, context - remaining :]
         if len(rows):
-            lengths = torch.full_like(rows, remaining)
-            state.replace(rows, self._prefill(tokens, lengths))
+            remaining = max(1, context // 2) - 1  # tokens to keep, besides the new one
+            tokens = state.tokens[rows, context - remaining :]
+            state.replace(rows, self._prefill(tokens, torch.full_like(rows, remaining)))
         state.kv_len = int(state.lengths.max())
 
     def _check(self, tokens: Tensor) -> None:
@@ -226,7 +226,8 @@ class LanguageModel(nn.Module):
 
     def _embed(self, tokens: Tensor) -> Tensor:
         """Tokens (B, T) or (B,) -> (B, T, D) or (B, D)."""
-        x: Tensor = self.embedding(tokens) * (self.embedding.embedding_dim / 2)  # see `build.initialize`
+        # With an RMS of 1/2 at first: see `build.initialize`.
+        x: Tensor = self.embedding(tokens) * (self.embedding.embedding_dim / 2)
         return self.in_projection(locked_dropout(x, self.config.input_dropout, self.training))
 
     def _input(self, x: Tensor, positions: Tensor, before: Tensor | None = None) -> Tensor:

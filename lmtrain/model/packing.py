@@ -21,7 +21,7 @@ PREPACKED = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mk
 PREPACKED_BF16 = PREPACKED and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 """The same for bf16 matrices, which need a CPU with AVX-512 or a comparable extension."""
 
-BIG = 2**17
+MIN_PREPACKED = 2**17
 """From this many elements on, a float32 matrix gains from oneDNN's layout: below, the call costs more than it saves."""
 
 
@@ -37,7 +37,7 @@ class PackedLinear(nn.Module):
         available = {torch.float32: PREPACKED, torch.bfloat16: PREPACKED_BF16}.get(dtype, False)
         self.prepacked = available and weight.device.type == "cpu"
         weight = weight.detach().to(dtype)
-        if self.prepacked:  # for products of about so many rows
+        if self.prepacked:  # for products of about this many rows
             weight = torch.ops.mkldnn._reorder_linear_weight(weight, 16 if dtype == torch.float32 else 1)
         self.weight = weight
         self.bias = None if bias is None else bias.detach().to(dtype)
@@ -128,7 +128,7 @@ def pack_for_decoding(model: Predictor, precision: str) -> None:
     for module, name, child in _children(model):
         if child is model.pool.key:  # which is not applied to the input; see `AttentionPooling._project`
             continue
-        if isinstance(child, nn.Linear | TiedOutput) and (precision != "fp32" or child.weight.numel() >= BIG):
+        if isinstance(child, nn.Linear | TiedOutput) and (precision != "fp32" or child.weight.numel() >= MIN_PREPACKED):
             bias = child.bias if isinstance(child, nn.Linear) else None
             setattr(module, name, PackedLinear(child.weight, bias, DTYPES[precision]))
 

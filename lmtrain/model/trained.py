@@ -53,7 +53,7 @@ def trained_weights(run_dir: Path, which: str | None, weights: str) -> TrainedWe
     folder = loaded.folder
     checkpoint.check_model(loaded, config.model)
     if weights == "ema" and "ema" not in loaded.tensors:
-        raise LmtrainError(f"{folder} has no averaged weights: use --weights raw, or train with train.ema")
+        raise LmtrainError(f"{folder} has no EMA weights: use --weights raw, or train with train.ema")
     if loaded.info.get("tokenizer") != tokenizer.sha256:
         raise LmtrainError(f"{run_dir / run_folder.TOKENIZER} is not the tokenizer that {folder} was trained with")
     averaged = weights != "raw" and "ema" in loaded.tensors

@@ -1,4 +1,4 @@
-"""Cross-attention in which a query's weights depend on those of the query before: monotonic and location-aware.
+"""Cross-attention in which a query's weights depend on those of the previous query: monotonic and location-aware.
 
 Shapes: B rows, H heads, Tq positions of queries, Tk of keys, D features per head, W the width of an input or output, R
 the width of a filter.
@@ -35,19 +35,19 @@ class AlignedAttention(AttentionProjections, ABC):
 
     def forward(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """(B, Tq, W), (B, Tk, W) -> (B, Tq, W)."""
-        return self.recall(query, self.remember(key), mask=mask)
+        return self.attend_memory(query, self.project_memory(key), mask=mask)
 
     def with_weights(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Do the same as `forward`, and also return the weights (B, H, Tq, Tk)."""
-        return self._read(query, self.remember(key), mask)
+        return self._read(query, self.project_memory(key), mask)
 
-    def remember(self, key: Tensor) -> AlignedMemory:
+    def project_memory(self, key: Tensor) -> AlignedMemory:
         """Return the keys and values of (B, Tk, W), with the weights of no query."""
         keys, values = split_heads(self.key(key), self.heads), split_heads(self.value(key), self.heads)
         wide = torch.promote_types(keys.dtype, torch.float32)
         return AlignedMemory(keys, values, torch.zeros(keys.shape[:-1], dtype=wide, device=keys.device))
 
-    def recall(self, query: Tensor, memory: AlignedMemory, *, mask: Tensor | None = None) -> Tensor:
+    def attend_memory(self, query: Tensor, memory: AlignedMemory, *, mask: Tensor | None = None) -> Tensor:
         """Read with the next queries: (B, Tq, W) -> (B, Tq, W). `memory.alignment` becomes that of the last one."""
         return self._read(query, memory, mask)[0]
 
@@ -65,9 +65,9 @@ class AlignedAttention(AttentionProjections, ABC):
 
 
 class MonotonicAttention(AlignedAttention):
-    """Attention to one key, at or after that of the query before (Raffel et al., 2017).
+    """Attention to one key, at or after that of the previous query (Raffel et al., 2017).
 
-    From where the query before stopped, a query inspects one key after the other, and stops at a key with the
+    From where the previous query stopped, a query inspects one key after the other, and stops at a key with the
     probability sigmoid(e), where e is a scaled dot product plus a learned offset (for every head, as in Ma et al.,
     2020). In training mode the weights are the expected alignments, and standard normal noise on e favors probabilities
     near 0 and 1. In evaluation mode, in `forward` as by steps, a query stops at the first key where e > 0. A query that
@@ -78,9 +78,9 @@ class MonotonicAttention(AlignedAttention):
         super().__init__(dim, heads)
         self.offset = nn.Parameter(torch.full((heads, 1, 1), -1.0))  # below zero: at first, no key stops every query
 
-    def remember(self, key: Tensor) -> AlignedMemory:
+    def project_memory(self, key: Tensor) -> AlignedMemory:
         """Return the keys and values of (B, Tk, W); the first query begins at the first key."""
-        memory = super().remember(key)
+        memory = super().project_memory(key)
         memory.alignment[..., :1] = 1
         return memory
 
@@ -95,10 +95,11 @@ class MonotonicAttention(AlignedAttention):
 
 
 def expected_alignment(probability: Tensor, previous: Tensor) -> Tensor:
-    """Return the expected alignments of monotonic attention, (B, H, Tq, Tk): how probably query i stops at key j.
+    """Return the expected alignments (B, H, Tq, Tk) of monotonic attention: how probable it is that query i stops at
+    key j.
 
     probability (B, H, Tq, Tk): that query i stops at key j, given that it inspects j. previous (B, H, Tk): the
-    alignment of the query before query 0.
+    alignment of the query that precedes query 0.
 
     This is a walk through pairs (i, j): a stop leads to (i + 1, j), anything else to (i, j + 1). All pairs of equal
     i + j are computed together, from those before. Raffel et al. (2017) divide by a product of probabilities, which
@@ -123,7 +124,7 @@ def hard_alignment(stops: Tensor, previous: Tensor) -> Tensor:
     """Return the alignments for probabilities of 0 and 1: (B, H, Tq, Tk), with a one where a query stops.
 
     stops (B, H, Tq, Tk) bool: whether query i stops at key j, given that it inspects j. previous (B, H, Tk): the
-    alignment of the query before query 0, with a one, or only zeros if that query has passed the last key.
+    alignment of the query that precedes query 0, with a one, or only zeros if that query has passed the last key.
     """
     alignments = []
     for stop in stops.unbind(2):
@@ -134,11 +135,12 @@ def hard_alignment(stops: Tensor, previous: Tensor) -> Tensor:
 
 
 class LocationAwareAttention(AlignedAttention):
-    """Attention that depends on where the query before has attended to (Chorowski et al., 2015).
+    """Attention that depends on where the previous query attended (Chorowski et al., 2015).
 
     The energy of a key is w . tanh(q + k + f + b), where f are the features of a convolution over the weights of the
-    query before, around the key, and the weights are the softmax of the energies. A head has its own w, b and filters,
-    one for each feature, R keys wide; before the first query all weights are zero. Raises ValueError for an even R.
+    previous query, around the key, and the weights are the softmax of the energies. A head has its own w, b and
+    filters, one for each feature, R keys wide; before the first query all weights are zero. Raises ValueError for an
+    even R.
     """
 
     def __init__(self, dim: int, heads: int, *, width: int = 15) -> None:

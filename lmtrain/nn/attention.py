@@ -1,6 +1,6 @@
 """Multi-head self-attention with its key-value cache (Vaswani et al., 2017).
 
-Shapes: B rows, H heads, T positions (Tk of keys), D features per head, W = H D the width.
+Shapes: B rows, H heads, T positions (Tk of keys), D features per head, W = H D the width (in `blocks` and `model`: D).
 """
 
 from torch import Tensor, nn
@@ -71,7 +71,8 @@ class SelfAttention(nn.Module):
     ) -> tuple[Tensor, KeyValueCache]:
         """Do the same as `forward` for x (B, T, W), and also return the cache for `step`.
 
-        Only the first `lengths` (B,) tokens of a row count: `step` overwrites or masks the others.
+        Only the first `lengths` (B,) tokens of a row count. `lengths` is not used here, since `step` overwrites or
+        masks the other tokens; other kinds of attention use it.
         """
         query, key, value = self.project(x, rotation)
         return self.attend(query, key, value, mask, self.pattern), KeyValueCache(key, value)
@@ -96,14 +97,14 @@ class SelfAttention(nn.Module):
 
     def project(self, x: Tensor, rotation: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, W) -> queries, keys and values, each (B, H, T, D)."""
-        # Normalized in the order of memory: after it is transposed, a compiler for a GPU makes two kernels of a norm.
+        # Normalized before the transpose: after it, torch.compile makes two GPU kernels of a norm.
         split = (self.heads, -1)
         projected = (self.query(x), self.key(x), self.value(x))
         query, key, value = (part.unflatten(-1, split) for part in projected)
         query, key, value = (part.transpose(1, 2) for part in (self.query_norm(query), self.key_norm(key), value))
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
-        return query.to(value.dtype), key.to(value.dtype), value
+        return query, key, value
 
 
 def padding_mask(valid: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class ResidualOptions(TypedDict, total=False):
 
 def relu(x: Tensor) -> Tensor:
     """max(x, 0). In a compiled graph on a CPU it is x times 0 or 1, since PyTorch's own stores a bool tensor for its
-    gradient, which compiled code writes one element after the other."""
+    gradient, which compiled code writes element by element."""
     if torch.compiler.is_compiling() and x.device.type == "cpu":
         return x * x.detach().relu().sign()
     return F.relu(x)
@@ -48,7 +48,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"relu": relu, "gelu
 
 
 class FeedForward(nn.Module):
-    """output(activation(hidden x)), position by position; for `swiglu`, `hidden` is twice as tall.
+    """output(activation(hidden x)), position by position; for `swiglu`, `hidden` has twice the outputs.
 
     The hidden width `ff_dim` is 4 `dim` by default (Vaswani et al., 2017).
     """
@@ -97,8 +97,8 @@ class EncoderBlock(nn.Module):
     """Self-attention, then feed-forward, each in a residual (Vaswani et al., 2017).
 
     `attention` is `SelfAttention` or any layer with the same `forward(x, mask=, rotation=)` and, for decoding,
-    `prefill` and `step`, for a text of any length from 0. Its `step` writes to the cache in place, and reads no value
-    on the host, so that a CUDA graph can record it. `options` are those of `Residual`.
+    `prefill` and `step`, for a text of any length from 0. Its `step` writes to the cache in place, and never
+    synchronizes with the host, so that a CUDA graph can capture it. `options` are those of `Residual`.
     """
 
     def __init__(self, dim: int, attention: nn.Module, feed_forward: FeedForward, **options: Unpack[ResidualOptions]):
@@ -109,7 +109,7 @@ class EncoderBlock(nn.Module):
         self.feed_forward_residual = Residual(dim, **options)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None) -> Tensor:
-        """(B, T, D) -> (B, T, D). `mask`, as for `attend`, is beside the attention's own pattern, such as causal."""
+        """(B, T, D) -> (B, T, D). `mask`, as for `attend`, applies in addition to the attention's own pattern."""
         x = self.attention_residual(x, lambda y: self.attention(y, mask=mask, rotation=rotation))
         return self.feed_forward_residual(x, self.feed_forward)
 

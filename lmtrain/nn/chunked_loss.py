@@ -1,6 +1,6 @@
-"""The cross-entropy of a linear layer from a few rows' logits at a time, which the backward pass computes again.
+"""The cross-entropy of a linear layer from a few rows' logits at a time, which the backward pass recomputes.
 
-Both passes are custom operators, which a compiler does not look into: it would compile each chunk separately.
+Both passes are custom operators, which are opaque to the compiler: it would otherwise compile each chunk separately.
 
 Shapes: N rows, R of them in a chunk, E their width, V classes, in clusters of given sizes.
 """
@@ -15,7 +15,7 @@ from torch import Tensor, library
 from lmtrain.nn.precision import at_least_float32
 
 MULTIPLE = 32
-"""The rows of a cluster are filled up to a multiple of this, so that few numbers of rows occur. On a CPU, oneDNN
+"""The rows of a cluster are padded to a multiple of this, so that few numbers of rows occur. On a CPU, oneDNN
 compiles a kernel for each new shape of a bf16 product, which takes longer than the product, and buffers of another size
 in each step fragment the heap."""
 
@@ -29,19 +29,19 @@ def linear_cross_entropy(
     those of consecutive clusters of classes, with the sum V: p is then the softmax within the target's cluster, whose
     logits only are computed, and a negative target has 0 nats.
 
-    It differs from F.cross_entropy of all logits by rounding only. The backward pass computes the logits again (Chen et
+    It differs from F.cross_entropy of all logits by rounding only. The backward pass recomputes the logits (Chen et
     al., 2016), a fourth product beside three, because each row's weight in the loss is not known before. Under autocast
     the products have its type, as F.linear's would; bias, softmax, and sums over chunks are in float32. There is no
     second derivative.
     """
-    if sizes:  # the last row then fills up the rows of each cluster
+    if sizes:  # the last row then pads the rows of each cluster
         hidden, targets = F.pad(hidden, (0, 0, 0, 1)), F.pad(targets, (0, 1), value=-1)
-    nats = _forward(hidden, weight, bias, targets, sizes, rows, product_type(hidden))[0]
+    nats = _forward(hidden, weight, bias, targets, sizes, rows, matmul_dtype(hidden))[0]
     return nats[:-1] if sizes else nats
 
 
-def product_type(hidden: Tensor) -> torch.dtype:
-    """Return the type of matrix products with `hidden`: autocast's, if it is enabled."""
+def matmul_dtype(hidden: Tensor) -> torch.dtype:
+    """Return the dtype of matrix products with `hidden`: autocast's, if it is enabled."""
     device_type = hidden.device.type
     return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else hidden.dtype
 
@@ -81,7 +81,7 @@ def _forward_chunks(
         x = hidden[part].to(dtype)
         nats[part], largest[part], _, sums = target_softmax(x, narrow[classes], bias[classes], labels)
         log_sums[part] = sums.log()
-    if sizes:  # else the backward pass would compare the row that fills up with the sum of another cluster
+    if sizes:  # otherwise the backward pass would compare the padding row with another cluster's sum
         largest[-1] = torch.inf
     return nats, largest, log_sums
 
@@ -121,7 +121,7 @@ def _chunks(targets: Tensor, sizes: Sequence[int], rows: int) -> Iterator[tuple[
     """Yield for each chunk its classes, its rows, and their targets among these classes.
 
     A chunk has at most R rows, and all classes, or with `sizes` those of one cluster, and rows with targets in it; the
-    last row of all, whose target is in none, fills them up.
+    last row of all, whose target is in no cluster, pads them.
     """
     if not sizes:
         for first in range(0, len(targets), rows):

@@ -32,7 +32,7 @@ class AttentionProjections(nn.Module):
     | `value_head_dim` | a head's values; a list has one width per head  | `head_dim`   |
 
     `qk_norm` and `scale` are those of `SelfAttention`. Raises ValueError if `head_dim` is not given and `dim` can't be
-    divided among the heads, and if `value_head_dim` has not one width per head.
+    divided among the heads, and if `value_head_dim` does not have one width per head.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class AttentionProjections(nn.Module):
         value_head_dim = value_head_dim or head_dim
         self.value_widths = [value_head_dim] * heads if isinstance(value_head_dim, int) else [*value_head_dim]
         if len(self.value_widths) != heads:
-            raise ValueError(f"value_head_dim={self.value_widths} has not one width for each of {heads} heads")
+            raise ValueError(f"value_head_dim={self.value_widths} must have one width for each of {heads} heads")
         self.heads = heads
         self.scale = scale
         self.dropout = dropout
@@ -85,23 +85,24 @@ class CrossAttention(AttentionProjections):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor | None = None, *, mask: Tensor | None = None) -> Tensor:
         """(B, Tq, W), (B, Tk, W), (B, Tk, W) -> (B, Tq, W): values default to the keys. `mask` is as for `attend`."""
-        return self.recall(query, self.remember(key, value), mask=mask)
+        return self.attend_memory(query, self.project_memory(key, value), mask=mask)
 
-    def remember(self, key: Tensor, value: Tensor | None = None) -> KeyValueCache:
-        """Return the keys and values of (B, Tk, W), for many calls of `recall`."""
+    def project_memory(self, key: Tensor, value: Tensor | None = None) -> KeyValueCache:
+        """Return the keys and values of (B, Tk, W), for many calls of `attend_memory`."""
         keys = self.key_norm(split_heads(self.key(key), self.heads))
         values = self._split_values(self.value(key if value is None else value))
-        return KeyValueCache(keys.to(values.dtype), values)
+        return KeyValueCache(keys, values)
 
-    def recall(self, query: Tensor, memory: KeyValueCache, *, mask: Tensor | None = None) -> Tensor:
-        """Do the same as `forward` with the keys and values of `remember`: (B, Tq, W) -> (B, Tq, W)."""
+    def attend_memory(self, query: Tensor, memory: KeyValueCache, *, mask: Tensor | None = None) -> Tensor:
+        """Do the same as `forward` with the keys and values of `project_memory`: (B, Tq, W) -> (B, Tq, W)."""
         return self.output(self.pooled(query, memory, mask=mask))
 
     def pooled(self, query: Tensor, memory: KeyValueCache, *, mask: Tensor | None = None) -> Tensor:
-        """The joined heads of `recall` before the output projection: (B, Tq, W) -> (B, Tq, sum of their widths)."""
+        """The joined heads of `attend_memory`, not yet projected: (B, Tq, W) -> (B, Tq, sum of their widths)."""
         dropout = self.dropout if self.training else 0.0
-        query = self._queries(query, memory)
-        return self._join_heads(attend(query, memory.key, memory.value, mask, dropout=dropout, scale=self.scale))
+        return self._join_heads(
+            attend(self._queries(query), memory.key, memory.value, mask, dropout=dropout, scale=self.scale)
+        )
 
     def with_weights(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Do the same as `forward`, and also return the attention weights, which no fused kernel does.
@@ -109,14 +110,14 @@ class CrossAttention(AttentionProjections):
         (B, Tq, W), (B, Tk, W) -> (B, Tq, W), (B, H, Tq, Tk). Weights are those before dropout; their rows sum to one,
         or are zero for a query without a key.
         """
-        memory = self.remember(key)
-        weights = attention_weights(self._queries(query, memory), memory.key, mask, self.scale)
+        memory = self.project_memory(key)
+        weights = attention_weights(self._queries(query), memory.key, mask, self.scale)
         dropped = drop(weights.to(memory.value.dtype), self.dropout, self.training)
         return self.output(self._join_heads(dropped @ memory.value)), weights
 
-    def _queries(self, query: Tensor, memory: KeyValueCache) -> Tensor:
-        """The queries, in the type of the values: norms may compute in another type."""
-        return self.query_norm(split_heads(self.query(query), self.heads)).to(memory.value.dtype)
+    def _queries(self, query: Tensor) -> Tensor:
+        """(B, Tq, W) -> (B, H, Tq, D)."""
+        return self.query_norm(split_heads(self.query(query), self.heads))
 
 
 class CrossAttentionBlock(nn.Module):
@@ -151,8 +152,9 @@ class CrossAttentionBlock(nn.Module):
 class DecoderBlock(nn.Module):
     """Masked self-attention, attention to a memory, then feed-forward, each in a residual (Vaswani et al., 2017).
 
-    `cross_attention` is `CrossAttention` or any layer with the same `forward`, `with_weights`, `remember` and `recall`.
-    The memory is not normalized here, since an encoder ends with a norm. `options` are those of `Residual`.
+    `cross_attention` is `CrossAttention` or any layer with the same `forward`, `with_weights`, `project_memory` and
+    `attend_memory`. The memory is not normalized here, since an encoder ends with a norm. `options` are those of
+    `Residual`.
     """
 
     def __init__(
@@ -200,8 +202,8 @@ class DecoderBlock(nn.Module):
     ) -> Tensor:
         """One token per row, (B, 1, D) -> (B, 1, D); see `SelfAttention.step`.
 
-        `memory` comes from `cross_attention.remember`, which may write to it in `recall`.
+        `memory` comes from `cross_attention.project_memory`, which may write to it in `attend_memory`.
         """
         x = self.self_residual(x, lambda y: self.self_attention.step(y, cache, at))
-        x = self.cross_residual(x, lambda y: self.cross_attention.recall(y, memory, mask=memory_mask))
+        x = self.cross_residual(x, lambda y: self.cross_attention.attend_memory(y, memory, mask=memory_mask))
         return self.feed_forward_residual(x, self.feed_forward)

@@ -13,7 +13,7 @@ from lmtrain.nn.patterns import CAUSAL, FULL, Pattern
 from lmtrain.nn.precision import at_least_float32
 
 LONG = 256
-"""In rows of more positions, and of two windows at least, local attention without a mask skips keys outside windows."""
+"""In longer rows, of at least two windows, local attention without a mask skips keys outside the window."""
 BLOCK = 64
 """Positions in a block of queries or keys of local attention."""
 
@@ -38,7 +38,7 @@ def attend(
 
     | case                                              | computation                                              |
     | ------------------------------------------------- | -------------------------------------------------------- |
-    | local attention, no mask, Tq > LONG and 2 windows | each block of queries with the blocks of keys near it    |
+    | local, no mask, Tq > LONG and at least 2 windows  | each block of queries with the blocks of keys near it    |
     | otherwise on a GPU                                | torch's fused kernels, in the type of an added mask      |
     | on a CPU, one query without gradients             | torch's fused kernel, in float32                         |
     | otherwise on a CPU                                | plain; compiled, it is faster than the fused bf16 kernel |
@@ -127,7 +127,7 @@ def _masked_product(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
     if not query.is_cpu:
         return (query @ key).masked_fill(~mask, float("-inf"))
     # On a CPU the product adds the mask. A mask between product and softmax keeps the compiler from fusing softmax with
-    # dropout, and compiled code reads a bool tensor one element after the other, once more for the gradient.
+    # dropout, and compiled code reads a bool tensor element by element, once more for the gradient.
     shape = *query.shape[:-1], key.shape[-1]
     added = torch.zeros(mask.shape, dtype=query.dtype).masked_fill(~mask, float("-inf")).expand(shape)
     return torch.baddbmm(*(x.flatten(0, -3) for x in (added, query, key))).view(shape)
@@ -141,5 +141,5 @@ def _with_pattern(mask: Tensor | None, pattern: Pattern, query: Tensor, key: Ten
 
 
 def restrict(mask: Tensor, allowed: Tensor) -> Tensor:
-    """Mask in `mask` (..., Tq, Tk), bool or added, also the keys that are not `allowed` (..., Tq, Tk)."""
+    """Return `mask` (..., Tq, Tk), bool or additive, with the keys that are not `allowed` (..., Tq, Tk) masked too."""
     return mask.masked_fill(~allowed, float("-inf")) if mask.is_floating_point() else mask & allowed

@@ -12,12 +12,12 @@ def drop(x: Tensor, rate: float, training: bool = True) -> Tensor:
     """Set each element of x to 0 with probability `rate`, and divide the others by 1 - rate; return x outside training.
 
     The mask comes from torch's generator, except in a compiled graph on a CPU: there it is a hash of each element's
-    index, computed in vector loops, since torch's generator would produce one number after the other.
+    index, computed in vector loops, since torch's generator would produce its numbers one by one.
     """
     if not training or not rate:
         return x
     if rate < 1 and torch.compiler.is_compiling() and x.device.type == "cpu" and x.numel() < 2**31:
-        return x / (1 - rate) * hashed_keep(x.shape, rate)
+        return x / (1 - rate) * hashed_keep_mask(x.shape, rate)
     return F.dropout(x, rate)
 
 
@@ -28,7 +28,7 @@ def locked_dropout(x: Tensor, rate: float, training: bool) -> Tensor:
     return x * drop(torch.ones_like(x[:, :1] if x.dim() == 3 else x), rate)
 
 
-def hashed_keep(shape: torch.Size, rate: float) -> Tensor:
+def hashed_keep_mask(shape: torch.Size, rate: float) -> Tensor:
     """Return an int8 tensor, 1 with probability 1 - rate, else 0: a hash of each index under a key of 64 random bits.
 
     The hash is two rounds of the 32-bit finalizer "lowbias32" (C. Wellons, 2018), a key of 32 bits before each, so
@@ -37,7 +37,7 @@ def hashed_keep(shape: torch.Size, rate: float) -> Tensor:
     first, second = torch.randint(-(2**31), 2**31, (2,)).to(torch.int32)
     index = torch.arange(shape.numel(), dtype=torch.int32).view(shape)
     half = _mixed(_mixed(index ^ first) + second) >> 1  # so that the difference does not overflow
-    # The sign of a difference instead of a comparison: compiled code writes bool tensors one element after the other.
+    # The sign of a difference instead of a comparison: compiled code writes bool tensors element by element.
     return (((half - (round(rate * 2**31) - 2**30)) >> 31) + 1).to(torch.int8)
 
 

@@ -25,8 +25,8 @@ from lmtrain.nn.precision import at_least_float32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """The sizes of an encoder-decoder and of its vocabularies.
+class EncoderDecoderConfig:
+    """The configuration of an encoder-decoder.
 
     The last two of the `target_vocab` ids are END and BEGIN. With `copy`, source and target must share their ids: a
     copied source id becomes a target id. `max_length` bounds sources and targets; in `Seq2Seq` END counts, in
@@ -82,13 +82,13 @@ class Sizes:
 class PositionedEmbedding(nn.Module):
     """Word embedding plus sinusoids, with dropout."""
 
-    def __init__(self, vocab: int, sizes: Sizes) -> None:
+    def __init__(self, vocab: int, config: EncoderDecoderConfig) -> None:
         super().__init__()
-        self.words = nn.Embedding(vocab, sizes.dim)
-        self.dropout = sizes.dropout
+        self.words = nn.Embedding(vocab, config.dim)
+        self.dropout = config.dropout
         self.sinusoids: Tensor
         # Computed, so never saved.
-        self.register_buffer("sinusoids", sinusoidal(torch.arange(sizes.max_length), sizes.dim), persistent=False)
+        self.register_buffer("sinusoids", sinusoidal(torch.arange(config.max_length), config.dim), persistent=False)
 
     def forward(self, tokens: Tensor, first: int = 0) -> Tensor:
         """Tokens (B, T) at positions from `first` -> (B, T, D). Raises ValueError past `max_length`."""
@@ -101,14 +101,14 @@ class PositionedEmbedding(nn.Module):
 class SourceEncoder(nn.Module):
     """Embedding and encoder blocks, followed by a norm if pre-norm."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
-        self.embedding = PositionedEmbedding(sizes.source_vocab, sizes)
+        self.embedding = PositionedEmbedding(config.source_vocab, config)
         self.blocks = nn.ModuleList(
-            EncoderBlock(sizes.dim, SelfAttention(sizes.dim, sizes.heads), sizes.feed_forward(), **sizes.residual)
-            for _ in range(sizes.encoder_layers)
+            EncoderBlock(config.dim, SelfAttention(config.dim, config.heads), config.feed_forward(), **config.residual)
+            for _ in range(config.encoder_layers)
         )
-        self.norm = sizes.last_norm()
+        self.norm = config.last_norm()
 
     def forward(self, source: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Source (B, Ts) -> the memory (B, Ts, D), and `valid` (B, Ts) bool: True on words, by default everywhere."""
@@ -153,20 +153,20 @@ class DecoderState:
 class Decoder(nn.Module):
     """Decoder blocks, whose self-attention has this pattern, followed by a norm if pre-norm."""
 
-    def __init__(self, sizes: Sizes, pattern: Pattern) -> None:
+    def __init__(self, config: EncoderDecoderConfig, pattern: Pattern) -> None:
         super().__init__()
-        self.capacity = sizes.max_length
+        self.capacity = config.max_length
         self.blocks: Any = nn.ModuleList(
             DecoderBlock(
-                sizes.dim,
-                SelfAttention(sizes.dim, sizes.heads, pattern=pattern),
-                sizes.cross_attention(sizes.dim, sizes.heads),
-                sizes.feed_forward(),
-                **sizes.residual,
+                config.dim,
+                SelfAttention(config.dim, config.heads, pattern=pattern),
+                config.cross_attention(config.dim, config.heads),
+                config.feed_forward(),
+                **config.residual,
             )
-            for _ in range(sizes.decoder_layers)
+            for _ in range(config.decoder_layers)
         )
-        self.norm = sizes.last_norm()
+        self.norm = config.last_norm()
 
     def forward(self, x: Tensor, memory: Tensor, valid: Tensor, mask: Tensor | None = None) -> Tensor:
         """Inputs (B, T, D), memory (B, Ts, D) -> (B, T, D). `valid` (B, Ts) masks the memory, `mask` the inputs."""
@@ -186,7 +186,7 @@ class Decoder(nn.Module):
 
     def start(self, source: Tensor, valid: Tensor, memory: Tensor) -> DecoderState:
         """Return a state that has read nothing."""
-        memories = [block.cross_attention.remember(memory) for block in self.blocks]
+        memories = [block.cross_attention.project_memory(memory) for block in self.blocks]
         caches = [KeyValueCache(*block.self_attention.project(memory[:, :0])[1:]) for block in self.blocks]
         for cache in caches:
             cache.extend(self.capacity)
@@ -205,11 +205,11 @@ class Decoder(nn.Module):
 class Prediction(nn.Module):
     """The distribution over target words; with `copy` it is mixed with a pointer to the source (See et al., 2017)."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
-        self.vocabulary = nn.Linear(sizes.dim, sizes.target_vocab)
-        self.pointer = PointerAttention(sizes.dim, sizes.dim, sizes.dim) if sizes.copy else None
-        self.gate = nn.Linear(sizes.dim, 1) if sizes.copy else None
+        self.vocabulary = nn.Linear(config.dim, config.target_vocab)
+        self.pointer = PointerAttention(config.dim, config.dim, config.dim) if config.copy else None
+        self.gate = nn.Linear(config.dim, 1) if config.copy else None
 
     def forward(self, decoded: Tensor, memory: Tensor, source: Tensor, valid: Tensor) -> Tensor:
         """The decoder's output (B, T, D), memory (B, Ts, D), source, valid (B, Ts) -> log p (B, T, V) float32."""

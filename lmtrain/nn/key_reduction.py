@@ -52,9 +52,9 @@ class CompressedAttention(nn.Module):
     """Multi-head attention to one key and value per block of `stride` tokens: memory-compressed (Liu et al., 2018).
 
     A query attends to every block or, if the pattern of the `projections` is causal, in one softmax to the blocks that
-    end before its own and to the tokens of its own block up to itself, in time O(T^2 / S + T S). Nothing else of the
-    pattern counts; the scale and the rate of dropout are theirs, too. Rotation comes before the compression. Raises
-    ValueError for a mask or an attention bias, since tokens have no keys of their own.
+    end before its own and to the tokens of its own block up to itself, in time O(T^2 / S + T S). The rest of the
+    pattern is ignored. Scale and dropout rate are those of the `projections`. Rotation comes before the compression.
+    Raises ValueError for a mask or an attention bias, since tokens have no keys of their own.
     """
 
     def __init__(self, projections: SelfAttention, *, stride: int) -> None:
@@ -131,8 +131,8 @@ class LinformerAttention(nn.Module):
 
     The mixtures, E of keys and F of values, both (projected, context), are shared by the heads; in a shorter row they
     are those of the last T of `context` positions. Each mixes the whole row, so no key can be hidden from a query:
-    there is no causal form, and a pattern of the `projections` or a mask raises ValueError. The scale and the rate of
-    dropout are theirs.
+    there is no causal form, and a pattern of the `projections` or a mask raises ValueError. Scale and dropout
+    rate are those of the `projections`.
     """
 
     def __init__(self, projections: SelfAttention, *, context: int, projected: int) -> None:

@@ -50,7 +50,7 @@ class Rows:
     def __init__(self, index: Tensor, count: int) -> None:
         self.index = index
         self.moves: tuple[Tensor, Tensor] | None = None
-        """The rows that change, and the rows that they become; None if the number of rows grows. On a GPU all rows
+        """The rows to overwrite, and the rows to copy into them; None if the number of rows grows. On a GPU all rows
         are listed, since comparing would take longer than copying."""
         if len(index) <= count:
             every_row = torch.arange(len(index), device=index.device)

@@ -49,9 +49,9 @@ class LinearState(RecurrentState):
         if lengths is not None:
             padding = torch.arange(key.shape[-2], device=key.device) >= lengths.unsqueeze(-1)  # (B, T)
             key = key.masked_fill(padding[:, None, :, None], 0.0)
-        turned = key if rotation is None else rotate(key, rotation)
+        rotated = key if rotation is None else rotate(key, rotation)
         with torch.autocast(key.device.type, enabled=False):
-            return cls(turned.transpose(-2, -1) @ value.to(key.dtype), key.sum(-2))
+            return cls(rotated.transpose(-2, -1) @ value.to(key.dtype), key.sum(-2))
 
     def add(self, key: Tensor, value: Tensor, *, rotation: Tensor | None = None) -> None:
         """Add further keys (B, H, T, D) and values (B, H, T, Dv)."""
@@ -62,16 +62,16 @@ class LinearState(RecurrentState):
     def read(self, query: Tensor, *, rotation: Tensor | None = None) -> Tensor:
         """Attend with queries (B, H, T, D) to all keys added so far -> (B, H, T, Dv)."""
         query = feature_map(query)
-        turned = query if rotation is None else rotate(query, rotation)
+        rotated = query if rotation is None else rotate(query, rotation)
         with torch.autocast(query.device.type, enabled=False):
-            return _quotient(turned @ self.total, query @ self.normalizer.unsqueeze(-1))
+            return _quotient(rotated @ self.total, query @ self.normalizer.unsqueeze(-1))
 
 
 def linear_attention(query: Tensor, key: Tensor, value: Tensor, *, rotation: Tensor | None = None) -> Tensor:
     """sum_i w_ti v_i / sum_i w_ti over all i, with w_ti = phi(q_t) . phi(k_i) (Katharopoulos et al., 2020), in O(T).
 
-    query and key (B, H, T, D), value (B, H, T, Dv) -> (B, H, T, Dv), in float32 at least. `rotation` turns the features
-    phi in the upper sum and not in the lower, which must stay positive (Su et al., 2021, section 3.3).
+    query and key (B, H, T, D), value (B, H, T, Dv) -> (B, H, T, Dv), in float32 at least. `rotation` rotates the
+    features phi in the numerator only: the denominator must stay positive (Su et al., 2021, section 3.3).
     """
     return LinearState.of(key, value, rotation=rotation).read(query, rotation=rotation)
 
@@ -81,10 +81,10 @@ def causal_linear_attention(query: Tensor, key: Tensor, value: Tensor, *, rotati
     chunk, and one sum over the chunks before it."""
     query, key = feature_map(query), feature_map(key)
     with torch.autocast(query.device.type, enabled=False):
-        lower = (query * key.cumsum(-2)).sum(-1, keepdim=True)
+        denominator = (query * key.cumsum(-2)).sum(-1, keepdim=True)
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
-        return _quotient(_prefix_products(query, key, value.to(key.dtype)), lower)
+        return _quotient(_prefix_products(query, key, value.to(key.dtype)), denominator)
 
 
 def _prefix_products(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -98,15 +98,15 @@ def _prefix_products(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return (inside + query @ before).flatten(2, 3)[:, :, :length]
 
 
-def _quotient(upper: Tensor, lower: Tensor) -> Tensor:
-    """upper / lower, where lower may underflow to zero: the bound is far below any other sum of features."""
-    return upper / lower.clamp_min(1e-30)
+def _quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """numerator / denominator, which may underflow to zero: the bound is far below any other sum of features."""
+    return numerator / denominator.clamp_min(1e-30)
 
 
 class LinearAttention(nn.Module):
     """Self-attention with the weights of `linear_attention` (Katharopoulos et al., 2020) and these `projections`.
 
-    It is causal if their pattern is; nothing else of the pattern counts, nor do their scale and rate of dropout. Raises
+    It is causal if their pattern is; the rest of it, and their scale and dropout rate, are ignored. Raises
     ValueError for a mask or an attention bias, since no score per pair of tokens is computed.
     """
 

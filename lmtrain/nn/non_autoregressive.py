@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.nn.attention import padding_mask
-from lmtrain.nn.encoder_decoder import Decoder, PositionedEmbedding, Prediction, Sizes, SourceEncoder
+from lmtrain.nn.encoder_decoder import Decoder, EncoderDecoderConfig, PositionedEmbedding, Prediction, SourceEncoder
 from lmtrain.nn.patterns import FULL
 from lmtrain.nn.precision import at_least_float32
 from lmtrain.nn.seq2seq import mean_nats
@@ -35,14 +35,14 @@ class NonAutoregressive(nn.Module):
     as in `Seq2Seq`.
     """
 
-    def __init__(self, sizes: Sizes, length: Length = "predicted") -> None:
+    def __init__(self, config: EncoderDecoderConfig, length: Length = "predicted") -> None:
         super().__init__()
-        self.sizes = sizes
-        self.encoder = SourceEncoder(sizes)
-        self.begin = PositionedEmbedding(1, sizes)
-        self.decoder = Decoder(sizes, FULL)
-        self.prediction = Prediction(sizes)
-        self.length_classifier = nn.Linear(sizes.dim, sizes.max_length + 1) if length == "predicted" else None
+        self.config = config
+        self.encoder = SourceEncoder(config)
+        self.begin = PositionedEmbedding(1, config)
+        self.decoder = Decoder(config, FULL)
+        self.prediction = Prediction(config)
+        self.length_classifier = nn.Linear(config.dim, config.max_length + 1) if length == "predicted" else None
 
     def loss(
         self, source: Tensor, target: Tensor, source_valid: Tensor | None = None, lengths: Tensor | None = None
@@ -52,14 +52,14 @@ class NonAutoregressive(nn.Module):
         If lengths are predicted, the mean of -log p of the rows' lengths is added. `lengths` (B,) are those of the
         targets; by default all are T. Raises ValueError for targets wider than N.
         """
-        if target.shape[1] > self.sizes.max_length:
-            raise ValueError(f"a target of {target.shape[1]} columns is wider than max_length={self.sizes.max_length}")
+        if target.shape[1] > self.config.max_length:
+            raise ValueError(f"a target of {target.shape[1]} columns is wider than max_length={self.config.max_length}")
         memory, valid = self.encoder(source, source_valid)
         lengths = target.new_full((len(target),), target.shape[1]) if lengths is None else lengths
         if self.length_classifier is None:
-            target = F.pad(target, (0, self.sizes.max_length - target.shape[1]))
+            target = F.pad(target, (0, self.config.max_length - target.shape[1]))
         is_word = torch.arange(target.shape[1], device=target.device) < lengths.unsqueeze(-1)
-        labels = target.masked_fill(~is_word, self.sizes.end_id)
+        labels = target.masked_fill(~is_word, self.config.end_id)
         positions = torch.ones_like(is_word) if self.length_classifier is None else is_word
         nats = mean_nats(self._predict(memory, source, valid, positions), labels, positions)
         if self.length_classifier is None:
@@ -77,13 +77,13 @@ class NonAutoregressive(nn.Module):
         """
         memory, valid = self.encoder(source, source_valid)
         if lengths is None and self.length_classifier is None:
-            lengths = source.new_full((len(source),), self.sizes.max_length)
+            lengths = source.new_full((len(source),), self.config.max_length)
         elif lengths is None:
             lengths = self._length_logits(memory, valid).argmax(-1)
         positions = torch.arange(int(lengths.max()), device=source.device) < lengths.unsqueeze(-1)
-        words = self._predict(memory, source, valid, positions)[..., : self.sizes.begin_id].argmax(-1)
-        before_end = (positions & (words != self.sizes.end_id)).cumprod(1)
-        return words.masked_fill(before_end == 0, self.sizes.end_id), before_end.sum(1)
+        words = self._predict(memory, source, valid, positions)[..., : self.config.begin_id].argmax(-1)
+        before_end = (positions & (words != self.config.end_id)).cumprod(1)
+        return words.masked_fill(before_end == 0, self.config.end_id), before_end.sum(1)
 
     def cross_weights(self, source: Tensor, positions: Tensor, source_valid: Tensor | None = None) -> Tensor:
         """Return the cross-attention weights (L, B, H, T, Ts): source (B, Ts), positions (B, T) bool that exist."""

@@ -10,16 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lmtrain.nn.chunked_loss import linear_cross_entropy, linear_logits, product_type, target_softmax
+from lmtrain.nn.chunked_loss import linear_cross_entropy, linear_logits, matmul_dtype, target_softmax
 
 Chunk = int | Literal["auto"] | None
 """How many rows' logits exist at once; None = all; `auto` = see `rows_at_once`."""
 
-LARGE = 2**30
+MAX_LOGIT_BYTES = 2**30
 """`auto` splits float32 logits of more bytes than this."""
-FEWEST_ROWS = 512
+MIN_ROWS = 512
 """The fewest rows that `auto` chooses: fewer are no faster, and every chunk reads and writes the weight's gradient."""
-MOST_CHUNKS = 16
+MAX_CHUNKS = 16
 ALIGNMENT = 16
 """On a GPU the number of classes is padded to a multiple of this: its fastest kernels need rows of k x 16 bytes."""
 
@@ -36,7 +36,7 @@ def target_nats(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, c
         weight, bias = aligned(weight, bias)
     if rows < len(targets):
         return linear_cross_entropy(hidden, weight, bias, targets, rows)
-    dtype = product_type(hidden)
+    dtype = matmul_dtype(hidden)
     if dtype == torch.float16:  # whose range is too small for a row's errors, relative to its most likely class
         return F.cross_entropy(linear_logits(hidden, weight, bias), targets, reduction="none")
     if not torch.is_grad_enabled():
@@ -53,10 +53,10 @@ def aligned(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
 def rows_at_once(chunk: Chunk, rows: int, classes: int) -> int:
     """Return how many of the `rows` rows' logits may exist at once.
 
-    `auto` splits logits of more than LARGE bytes into at most 16 chunks of 512 rows or more.
+    `auto` splits logits of more than MAX_LOGIT_BYTES into at most 16 chunks of 512 rows or more.
     """
     if chunk == "auto":
-        chunk = max(FEWEST_ROWS, -(-rows // MOST_CHUNKS)) if 4 * rows * classes > LARGE else None
+        chunk = max(MIN_ROWS, -(-rows // MAX_CHUNKS)) if 4 * rows * classes > MAX_LOGIT_BYTES else None
     return rows if chunk is None else min(chunk, rows)
 
 

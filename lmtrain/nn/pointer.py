@@ -81,7 +81,7 @@ def copy_target_log_prob(
     """
     log_vocab_target, log_pointer = at_least_float32(log_vocab_target), at_least_float32(log_pointer)
     # MASKED instead of -inf: the logarithm of a sum over nothing has no gradient. Added instead of filled in: code that
-    # is compiled for a CPU reads a bool tensor one element after the other.
+    # is compiled for a CPU reads a bool tensor element by element.
     others = (tokens.unsqueeze(1) != targets.unsqueeze(-1)).to(log_pointer.dtype)  # (B, T, Tk)
     copied = (log_pointer.clamp_min(MASKED) + MASKED * others).logsumexp(-1)
     copied = copied.masked_fill(copied < MASKED / 2, -torch.inf)

@@ -12,7 +12,7 @@ With "seed" for both, this is `sets.PMA` with one seed in its residual form, exc
 The query does not depend on t, so neither does seed.k_i, and the part -m_h t cancels in the softmax: the pools of all
 prefixes are a running softmax mean, in O(T), and decoding needs O(1) state.
 
-Shapes: B rows, H heads, T positions, D features per head, H * D the model's width.
+Shapes: B rows, H heads, T positions, D features per head, W = H D the width (in `blocks` and `model`: D).
 """
 
 import math
@@ -65,43 +65,43 @@ class AttentionPooling(nn.Module):
         self.feed_forward = feed_forward
 
     def forward(self, x: Tensor, first: int = 0) -> Tensor:
-        """The pool of every prefix that ends at position `first` or later: (B, T, H D) -> (B, T - first, H D)."""
+        """The pool of every prefix that ends at position `first` or later: (B, T, W) -> (B, T - first, W)."""
         score, value = self._project(x)
         if self.training and self.attention_dropout:
             value = value * drop(torch.ones_like(value[..., :1]), self.attention_dropout)
         return self._finish(x[:, first:], prefix_mean(score, value, self._slope())[:, :, first:])
 
     def window(self, x: Tensor) -> Tensor:
-        """The pool of the whole window, for its last position: (B, T, H D) -> (B, H D); see `weights`."""
+        """The pool of the whole window, for its last position: (B, T, W) -> (B, W); see `weights`."""
         score, value = self._project(x)
         weights = self._weights(score).to(value.dtype).unsqueeze(-2)  # (B, H, 1, T)
         pooled = drop(weights, self.attention_dropout, self.training) @ value
         return self._finish(x[:, -1:], pooled).squeeze(1)
 
     def weights(self, x: Tensor) -> Tensor:
-        """The attention weights of the last position's pool: (B, T, H D) -> (B, H, T)."""
+        """The attention weights of the last position's pool: (B, T, W) -> (B, H, T)."""
         return self._weights(self._project(x)[0])
 
     def prefill(self, x: Tensor, lengths: Tensor) -> RunningMean:
-        """Return the state for `step` after the first `lengths` (B,) positions of x (B, T, H D)."""
+        """Return the state for `step` after the first `lengths` (B,) positions of x (B, T, W)."""
         score, value = self._project(x)
         age = lengths.unsqueeze(-1) - 1 - torch.arange(x.shape[1], device=x.device)  # (B, T), negative = padding
         score = score - self._slope().unsqueeze(-1) * age.unsqueeze(1)
         score = score.masked_fill(age.unsqueeze(1) < 0, float("-inf"))  # (B, H, T)
-        score = F.pad(score, (0, 1), value=MASKED)  # an empty row's only key
+        score = F.pad(score, (0, 1), value=MASKED)  # so that an empty row has a finite sum
         log_total = score.logsumexp(-1)
         weight = (score - log_total.unsqueeze(-1)).exp()[..., :-1]
-        mean = (weight.unsqueeze(-1) * value).sum(-2)  # no product of matrices: autocast would make it bf16
+        mean = (weight.unsqueeze(-1) * value).sum(-2)  # not a matmul, which autocast would run in bf16
         return RunningMean(mean, log_total)
 
     def step(self, x: Tensor, state: RunningMean) -> Tensor:
-        """Pool one more position per row: x (B, 1, H D) -> (B, H D). Updates `state`."""
+        """Pool one more position per row: x (B, 1, W) -> (B, W). Updates `state`."""
         score, value = self._project(x)
         state.add(score.squeeze(-1), value.squeeze(-2), self._slope())
         return self._finish(x, state.mean.unsqueeze(-2).to(value.dtype)).squeeze(1)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The scores seed.k_i / sqrt(D) (B, H, T), float32 under autocast, and values (B, H, T, D) of x (B, T, H D).
+        """The scores seed.k_i / sqrt(D) (B, H, T), float32 under autocast, and values (B, H, T, D) of x (B, T, W).
 
         seed.(W_K x) is computed as (W_K^T seed).x, so that no keys are needed.
         """
@@ -109,7 +109,7 @@ class AttentionPooling(nn.Module):
         value = split_heads(self.value(normed), self.heads)
         seed, key = self.seed.view(self.heads, -1), self.key.weight.view(self.heads, -1, len(self.seed))
         with torch.autocast(normed.device.type, enabled=False):
-            weight = (seed.unsqueeze(1) @ key).squeeze(1) * seed.shape[-1] ** -0.5  # (H, H D)
+            weight = (seed.unsqueeze(1) @ key).squeeze(1) * seed.shape[-1] ** -0.5  # (H, W)
             score = F.linear(normed.to(weight.dtype), weight).transpose(1, 2)
         return score, value
 
@@ -122,7 +122,7 @@ class AttentionPooling(nn.Module):
         return (score - self._slope().unsqueeze(-1) * age).softmax(-1)
 
     def _finish(self, x: Tensor, pooled: Tensor) -> Tensor:
-        """Output projection, residuals and feed-forward: x (B, T, H D), pooled (B, H, T, D) -> (B, T, H D)."""
+        """Output projection, residuals and feed-forward: x (B, T, W), pooled (B, H, T, D) -> (B, T, W)."""
         residual = x if self.residual == "state" else self.seed
         y = residual + drop(self.output(join_heads(pooled)), self.dropout, self.training)
         return y + drop(self.feed_forward(self.feed_forward_norm(y)), self.dropout, self.training)
@@ -134,7 +134,7 @@ def slope_parameters(heads: int) -> Tensor:
     A slope of 4 leaves little but the last token; 0.02 has a half-life of 35. A single head starts at their geometric
     mean.
     """
-    exponents = (
+    log_slopes = (
         torch.linspace(math.log(4.0), math.log(0.02), heads) if heads > 1 else torch.tensor([math.log(0.08) / 2])
     )
-    return exponents.exp().expm1().log()
+    return log_slopes.exp().expm1().log()  # the inverse of softplus

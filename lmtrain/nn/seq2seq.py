@@ -8,25 +8,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.encoder_decoder import Decoder, DecoderState, PositionedEmbedding, Prediction, Sizes, SourceEncoder
+from lmtrain.nn.encoder_decoder import (
+    Decoder,
+    DecoderState,
+    EncoderDecoderConfig,
+    PositionedEmbedding,
+    Prediction,
+    SourceEncoder,
+)
 from lmtrain.nn.patterns import CAUSAL
 
 
 class Seq2Seq(nn.Module):
     """A source of ids to a target of ids, word by word from BEGIN to END.
 
-    Rows are padded on the right: `source_valid` (B, Ts) bool, if given, is True on words. With `Sizes.copy` a pointer
-    to the source is mixed in. The searches in `lmtrain.generation` call `start` and `step`; their rules must stop at
-    END or `max_length` words, and block BEGIN, which is an ordinary target word here.
+    Rows are padded on the right: `source_valid` (B, Ts) bool, if given, is True on words. With
+    `EncoderDecoderConfig.copy` a pointer to the source is mixed in. The searches in `lmtrain.generation` call `start`
+    and `step`; their rules must stop at END or `max_length` words, and block BEGIN, which is an ordinary target word
+    here.
     """
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
-        self.sizes = sizes
-        self.encoder = SourceEncoder(sizes)
-        self.embedding = PositionedEmbedding(sizes.target_vocab, sizes)
-        self.decoder = Decoder(sizes, CAUSAL)
-        self.prediction = Prediction(sizes)
+        self.config = config
+        self.encoder = SourceEncoder(config)
+        self.embedding = PositionedEmbedding(config.target_vocab, config)
+        self.decoder = Decoder(config, CAUSAL)
+        self.prediction = Prediction(config)
 
     def forward(self, source: Tensor, inputs: Tensor, source_valid: Tensor | None = None) -> Tensor:
         """Teacher forcing: source (B, Ts), inputs (B, T) from BEGIN on -> log p of each next word (B, T, V) float32."""
@@ -51,7 +59,7 @@ class Seq2Seq(nn.Module):
         than `max_length` words.
         """
         memory, valid = self.encoder(source, source_valid)
-        inputs, labels, real = shift(target, lengths, self.sizes)
+        inputs, labels, real = shift(target, lengths, self.config)
         if sampling:
             with torch.no_grad():
                 probabilities = self._predict(inputs, memory, source, valid).exp()
@@ -75,7 +83,7 @@ class Seq2Seq(nn.Module):
     def start(self, source: Tensor, source_valid: Tensor | None = None) -> tuple[Tensor, DecoderState]:
         """Read the sources (B, Ts) and BEGIN; return log p of the first word (B, V) float32, and the state."""
         memory, valid = self.encoder(source, source_valid)
-        begin = source.new_full((len(source),), self.sizes.begin_id)
+        begin = source.new_full((len(source),), self.config.begin_id)
         return self.step(self.decoder.start(source, valid, memory), begin)
 
     @torch.no_grad()
@@ -92,7 +100,7 @@ class Seq2Seq(nn.Module):
         return self.prediction(decoded, memory, source, valid)
 
 
-def shift(target: Tensor, lengths: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor, Tensor]:
+def shift(target: Tensor, lengths: Tensor | None, config: EncoderDecoderConfig) -> tuple[Tensor, Tensor, Tensor]:
     """Return inputs, labels and which labels are real, each (B, T + 1), for targets (B, T) of `lengths` (B,), or all T.
 
     The inputs are BEGIN and the target, the labels the target and END; padding is END in both. A target of n words has
@@ -102,8 +110,8 @@ def shift(target: Tensor, lengths: Tensor | None, sizes: Sizes) -> tuple[Tensor,
     lengths = target.new_full((len(target),), width) if lengths is None else lengths
     order = torch.arange(width + 1, device=target.device)
     real = order <= lengths.unsqueeze(-1)
-    labels = F.pad(target, (0, 1)).masked_fill(order >= lengths.unsqueeze(-1), sizes.end_id)
-    return F.pad(labels[:, :-1], (1, 0), value=sizes.begin_id), labels, real
+    labels = F.pad(target, (0, 1)).masked_fill(order >= lengths.unsqueeze(-1), config.end_id)
+    return F.pad(labels[:, :-1], (1, 0), value=config.begin_id), labels, real
 
 
 def mix(inputs: Tensor, predicted: Tensor, probability: float) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from lmtrain.errors import LmtrainError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""The types of the precisions."""
+"""The dtypes of the precisions."""
 NATIVE_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 

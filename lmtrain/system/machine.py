@@ -28,7 +28,7 @@ def machine(device: torch.device) -> dict[str, Any]:
     }
 
 
-LONGEST_PRODUCT = 0.5
+MAX_PRODUCT_SECONDS = 0.5
 """Seconds. A product that takes longer is not repeated, and a larger one that probably would is not tried."""
 
 
@@ -51,14 +51,14 @@ def peak_flops(device: torch.device, precision: str) -> float:
             synchronize(device)
             took = time.perf_counter() - start
             best = min(best, took)
-            if took > LONGEST_PRODUCT:
+            if took > MAX_PRODUCT_SECONDS:
                 break
-        if 2**3 * best > LONGEST_PRODUCT:
+        if 2**3 * best > MAX_PRODUCT_SECONDS:
             break
     return 2.0 * size**3 / best
 
 
-def memory_bytes(device: torch.device) -> int:
+def peak_memory_bytes(device: torch.device) -> int:
     """Return the peak memory so far: that of the process on a CPU, or what PyTorch's allocator held on a CUDA device.
 
     On CUDA that is what it had reserved: what replayed CUDA graphs use is not counted as allocated.

@@ -26,7 +26,7 @@ class _Stderr(logging.Handler):
 
 
 log = logging.getLogger("lmtrain")
-"""What is done is of level INFO, what the user should know in any case WARNING."""
+"""Progress has the level INFO, and what the user should always see WARNING."""
 log.addHandler(_Stderr())
 log.setLevel(log.level or logging.INFO)  # a program may have set a level before anything of lmtrain is imported
 log.propagate = False  # a root logger, which other libraries configure, would print the messages again
@@ -58,11 +58,11 @@ def escaped(message: str) -> str:
 
 
 def for_terminal(text: str) -> str:
-    """Return `with_lines(text)` if standard output is a terminal, else the text itself."""
-    return with_lines(text) if sys.stdout.isatty() else text
+    """Return `escaped_lines(text)` if standard output is a terminal, else the text itself."""
+    return escaped_lines(text) if sys.stdout.isatty() else text
 
 
-def with_lines(text: str) -> str:
+def escaped_lines(text: str) -> str:
     """Return the text with Python escape sequences for its control characters, except newlines and tabs."""
     return _replaced(text, _is_text)
 

@@ -38,7 +38,7 @@ def compiled_forward(
     `auto` decides by the configuration and the machine, never by a clock, so that a resumed run computes in the same
     way. Raises LmtrainError if `train.compile=true` fails or is impossible.
 
-    On a GPU each pass is recorded as a CUDA graph, where it can be: the host takes longer to launch the kernels of a
+    On a GPU each pass is captured as a CUDA graph, where it can be: the host takes longer to launch the kernels of a
     small model one by one than the GPU takes to compute them.
     """
     requested = config.train.compile
@@ -55,16 +55,16 @@ def compiled_forward(
     if missing is not None:
         return uncompiled(f"compiling needs {missing}")
     log.info("compiling the model (a minute or two; cached for the next run)")
-    options: dict[str, Any] = {"triton.cudagraphs": True} if _can_be_recorded(config, device) else {}
+    options: dict[str, Any] = {"triton.cudagraphs": True} if _can_be_captured(config, device) else {}
     compiled = torch.compile(objective, dynamic=False, options=options)
     try:
-        inputs, targets = blank_batch(config.model, config.train.rows, device)
+        inputs, targets = blank_batch(config.model, config.train.micro_batch_size, device)
         with warnings.catch_warnings(), autocast(device, precision), _attention_kernels(config.model):
             # PyTorch recommends TF32, which bf16 does not need and fp32 must not use.
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
             # Ctrl-C while the compiler traces the backward pass is no error, but would be reported as one.
             warnings.filterwarnings("ignore", "Error detected in", UserWarning)
-            for _ in range(3 if options else 1):  # a graph is first run as kernels, then recorded, then replayed
+            for _ in range(3 if options else 1):  # a graph is first run as kernels, then captured, then replayed
                 objective.zero_grad(set_to_none=True)
                 nats = compiled(inputs, targets)  # which lives through the backward pass, as in training
                 nats.sum().backward()
@@ -101,15 +101,15 @@ def _attention_kernels(model: ModelConfig) -> Iterator[None]:
         yield
 
 
-def _can_be_recorded(config: Config, device: torch.device) -> bool:
-    """Whether a CUDA graph may record the passes over a micro-batch.
+def _can_be_captured(config: Config, device: torch.device) -> bool:
+    """Whether a CUDA graph may capture the passes over a micro-batch.
 
     A graph keeps the gradients in its own memory, so that those of a step with several micro-batches would be
-    overwritten; an adaptive output asks on the host how many targets are in its clusters; and recomputed dropout must
-    set the generator back.
+    overwritten; an adaptive output reads on the host how many targets are in its clusters; and recomputed dropout must
+    restore the generator's state.
     """
     train = config.train
-    one_pass = train.rows == train.batch_size and not train.activation_checkpointing
+    one_pass = train.micro_batch_size == train.batch_size and not train.activation_checkpointing
     return device.type == "cuda" and one_pass and config.model.output == "softmax"
 
 

@@ -1,4 +1,4 @@
-"""A run with another budget than before: up to which step the two are the same, and where the run continues.
+"""Resuming with another budget: up to which step the two runs are the same, and where to resume.
 
 A step is a function of the state, of (seed, step, micro-batch) and of its learning rate. So two runs that differ only
 in their budgets are the same, to the last bit, as long as their learning rates are.

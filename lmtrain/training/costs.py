@@ -28,8 +28,7 @@ UTILIZATION = {"cpu": 0.5, "amx": 0.12, "cuda": 0.35}
 """Typical MFU of training. A CPU's AMX multiplies the peak in bf16 products, and makes nothing else faster: `train
 --profile` has shown 5 to 13% for recipes, and 19% for the plain defaults with a large vocabulary."""
 LAYER_SECONDS = {"cpu": 1e-3, "cuda": 2e-4}
-"""Least time of a layer for both passes of a micro-batch, by device; all outside the layers takes at least twice as
-much."""
+"""Overhead of a layer for both passes of a micro-batch, by device; everything outside the layers counts as two more."""
 
 
 def step_flops(model: LanguageModel, config: Config, store: TokenStore) -> float:
@@ -39,7 +38,7 @@ def step_flops(model: LanguageModel, config: Config, store: TokenStore) -> float
     sequences. The optimizer, recomputed activations and the teacher do not count. A tail of an adaptive output counts
     for its fraction of the training tokens.
     """
-    rows = config.train.rows
+    rows = config.train.micro_batch_size
     flops = _matrix_products(config.model, model.vocab_size, rows) * config.train.batch_size / rows
     if model.adaptive is not None:
         counts = torch.from_numpy(store.split("train").counts(model.vocab_size))
@@ -75,7 +74,7 @@ def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str
         model = build_uninitialized(config.model, vocab_size)
         teacher = Ensemble([build_uninitialized(each, vocab_size) for each in teachers]) if teachers else None
         objective = Objective(model, config.train.loss_chunk, teacher)
-        inputs, targets = blank_batch(config.model, config.train.rows, cpu)
+        inputs, targets = blank_batch(config.model, config.train.micro_batch_size, cpu)
         activations = _saved_bytes(objective, inputs, targets, precision)
         if config.train.activation_checkpointing:
             model.encoder.activation_checkpointing = True
@@ -144,7 +143,7 @@ def costs(config: Config, store: TokenStore) -> dict[str, Any]:
     flops, steps_per_epoch = step_flops(model, config, store), samples / config.train.batch_size
     set_threads(config.train.threads)
     peak = peak_flops(device, precision)
-    micro_batches = config.train.batch_size / config.train.rows
+    micro_batches = config.train.batch_size / config.train.micro_batch_size
     utilization = typical_utilization(device, precision)
     seconds = flops / (utilization * peak)
     seconds += (config.model.layers + 2) * micro_batches * LAYER_SECONDS[device.type]

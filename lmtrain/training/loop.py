@@ -34,24 +34,24 @@ MEMORY_REMEDY = (
 )
 
 Measure = Callable[[str], AbstractContextManager[object]]
-"""Returns a context that measures one part of a step, by its name."""
+"""Given the name of a part of a step, returns a context manager to run that part in."""
 
 
 def fit(config: Config, store: TokenStore, run_dir: Path, processes: ProcessGroup = SINGLE_PROCESS) -> Outcome:
     """Train until the budget is spent, the score stops improving, or a signal arrives. Return the outcome.
 
-    If `run_dir` has a good checkpoint, training resumes from it; with a larger budget, from the last one before the
-    schedules differ. If the run is finished, this only returns its outcome.
+    If `run_dir` has an undamaged checkpoint, training resumes from it; if the budget was raised, from the last one
+    before the learning rates differ. If the run is finished, this only returns its outcome.
     Call this in every process of a distributed run. All return the same.
-    Raises LmtrainError if the folder belongs to another configuration or other data, and if training diverges.
+    Raises LmtrainError if the run has another configuration or other data, and if training diverges.
     """
     check_agreement(config, store, processes)
     budget = make_budget(config, store)
     with explain_out_of_memory(MEMORY_REMEDY), locked(run_dir, processes):
-        folder = checkpoint_to_resume(config, store, run_dir, budget, processes)
-        outcome = finished_outcome(run_dir, config, budget, folder, processes)
+        checkpoint = checkpoint_to_resume(config, store, run_dir, budget, processes)
+        outcome = finished_outcome(run_dir, config, budget, checkpoint, processes)
         if outcome is None:
-            with open_run(config, store, run_dir, budget, folder, processes) as trainer:
+            with open_run(config, store, run_dir, budget, checkpoint, processes) as trainer:
                 outcome = _train(trainer)
         else:
             log.info(f"{run_dir} is finished, so nothing is trained: another run needs another run.name")
@@ -77,37 +77,39 @@ def train_step(state: TrainState, lr: float, measure: Measure = nullcontext) -> 
     """Take one optimizer step over `batch_size` sequences, and add its loss and gradient norm to `state.statistics`.
 
     The loss is the sum of nats over the count of all targets in the step, however they are divided into micro-batches.
-    If the gradient is not finite, the step is skipped: weights and optimizer state stay unchanged, and the averaged
+    If the gradient is not finite, the step is skipped: weights and optimizer state stay unchanged, and the EMA
     weights move towards the same weights again.
     """
     train, model, processes = state.config.train, state.model, state.processes
-    step, rows = state.counters.step, train.rows
+    step, micro_batch_size = state.counters.step, train.micro_batch_size
     ids = state.store.split("train").ids
     total = torch.zeros((), device=state.device)
     for group in state.optimizer.param_groups:
         group["lr"] = lr * group["lr_factor"]
-    micro_batches = processes.shard(train.batch_size // rows)  # the indices of this process's micro-batches
+    micro_batches = processes.shard(train.batch_size // micro_batch_size)  # the indices of this process's micro-batches
     for index in micro_batches:
         with measure("data"):
             torch.manual_seed(step_seed(state.config.run.seed, step, index))
-            inputs, targets = state.order.batch(ids, step * train.batch_size + index * rows, rows)
+            first = step * train.batch_size + index * micro_batch_size
+            inputs, targets = state.order.batch(ids, first, micro_batch_size)
             if train.token_noise:
                 inputs = noisy(inputs, ids, train.token_noise)
             inputs, targets = to_device(inputs, state.device), to_device(targets, state.device)
-        state.gradient_sync(index == micro_batches[-1])
+        state.set_requires_gradient_sync(index == micro_batches[-1])
         with measure("forward"), autocast(state.device, state.precision):
-            nats = state.forward(inputs, targets)  # -log p of each target: the cross-entropy, not yet reduced
+            losses = state.forward(inputs, targets)  # one per target: cross-entropy, or the distillation loss
         with measure("backward"):
-            loss = nats.sum() / state.config.targets_per_step
+            loss = losses.sum() / state.config.targets_per_step
             state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
     with measure("clip"):
         processes.all_reduce(total)
         state.scaler.unscale_(state.optimizer)
+        # Sharded by FSDP, the norm is a DTensor.
         grad_norm = full_tensor(torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip or math.inf))
         skipped = ~torch.isfinite(grad_norm)
     with measure("optimizer"):
-        state.optimizer.step_unless(skipped)
+        state.optimizer.step_unless(skipped)  # `scaler.step` skips with fp16 only
         state.scaler.update()
         state.optimizer.zero_grad(set_to_none=True)
         if state.ema is not None and train.ema is not None:

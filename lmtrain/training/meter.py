@@ -6,7 +6,7 @@ import time
 import torch
 
 from lmtrain.errors import LmtrainError
-from lmtrain.system.machine import memory_bytes, peak_flops
+from lmtrain.system.machine import peak_flops, peak_memory_bytes
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training.costs import step_flops
 from lmtrain.training.train_state import TrainState
@@ -15,7 +15,7 @@ MAX_SKIPPED_IN_A_ROW = 20
 
 
 class Clock:
-    """The seconds that a run has taken, by the main process's clock, including evaluations and earlier parts of it."""
+    """The seconds that a run has taken, on the main process's clock, with evaluations and the time before a resume."""
 
     def __init__(self, seconds: float, processes: ProcessGroup) -> None:
         self.seconds = seconds
@@ -42,19 +42,19 @@ class Meter:
         if state.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(state.device)  # raised by measuring `peak_flops`
-        self._step, self._step_seconds = state.counters.step, 0.0
+        self._step, self._training_seconds = state.counters.step, 0.0
 
-    def metrics(self, lr: float, seconds: float, step_seconds: float) -> dict[str, float]:
+    def metrics(self, lr: float, seconds: float, training_seconds: float) -> dict[str, float]:
         """Return the metrics of the steps since the last call, also if the run was resumed in between.
 
-        `seconds` is what the run has taken, and `step_seconds` what the steps since the meter was made have taken.
+        `seconds` is what the run has taken, and `training_seconds` what the steps since the meter was made have taken.
         """
         state, step = self._state, self._state.counters.step
         losses, norms, steps = state.statistics.sums.tolist()
         state.statistics.sums.zero_()
         loss = losses / steps if steps else math.nan
-        steps_per_second = (step - self._step) / (step_seconds - self._step_seconds)
-        self._step, self._step_seconds = step, step_seconds
+        steps_per_second = (step - self._step) / (training_seconds - self._training_seconds)
+        self._step, self._training_seconds = step, training_seconds
         return {
             "loss": loss,
             **({} if state.config.train.teacher else {"perplexity": math.exp(min(loss, 700.0))}),
@@ -62,7 +62,7 @@ class Meter:
             "grad_norm": norms / steps if steps else math.nan,
             "tokens_per_second": steps_per_second * state.config.targets_per_step,
             "mfu": steps_per_second * self._flops / self._peak,
-            "memory_gb": memory_bytes(state.device) / 1e9,
+            "memory_gb": peak_memory_bytes(state.device) / 1e9,
             "epoch": step * state.config.train.batch_size / state.order.per_epoch(),
             "minutes": seconds / 60,
             "skipped_steps": float(state.statistics.skipped),

@@ -41,7 +41,7 @@ _BAR_FORMAT = "{desc}{percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 
 
 class Monitor:
-    """The monitor of every process except the main one, which does nothing; `RunMonitor` is that of the main one."""
+    """A monitor that does nothing, for every process except the main one, which has a `RunMonitor`."""
 
     def advance(self, step: int, progress: float) -> None:
         """Show that `step` is done, and the fraction `progress` of the budget, which may be in steps or in time."""
@@ -175,7 +175,7 @@ class RunMonitor(Monitor):
         return [f"ETA {tqdm.format_interval((time.monotonic() - started) * (1.0 - self._progress) / done)}"]
 
 
-def literal(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Return Markdown that renders as `text`: punctuation becomes character references, not markup or HTML."""
     lines = (re.sub(r"[^\w ]|_", lambda match: f"&#{ord(match[0])};", line.strip()) for line in text.splitlines())
     return "  \n".join(lines)
@@ -183,7 +183,7 @@ def literal(text: str) -> str:
 
 def table(tokens: list[str], weights: np.ndarray) -> str:
     """Return a Markdown table of the `weights` (H, T) of T `tokens` in H heads; each row is a distribution."""
-    rows = [["", *(literal(escaped(token)) for token in tokens)], ["---"] * (len(tokens) + 1)]
+    rows = [["", *(escape_markdown(escaped(token)) for token in tokens)], ["---"] * (len(tokens) + 1)]
     rows += [[f"head {head}", *(f"{weight:.1%}" for weight in row)] for head, row in enumerate(weights, 1)]
     return "\n".join(f"|{'|'.join(row)}|" for row in rows)
 

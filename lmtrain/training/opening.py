@@ -143,7 +143,7 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, last: Check
 def _warn_of_differences(run_dir: Path, info: CheckpointInfo, state: TrainState) -> None:
     """Report why a resumed run may not equal an uninterrupted one to the last bit."""
     if info.store is None:
-        log.warning("the run is of an earlier version: whether its text is still the same can't be checked")
+        log.warning("the run is of an earlier version: lmtrain can't check that its text is unchanged")
     try:
         load(run_dir / run_folder.CONFIG, environment={})
     except UsageError as error:
@@ -154,7 +154,7 @@ def _warn_of_differences(run_dir: Path, info: CheckpointInfo, state: TrainState)
         ("compiled", info.compiled, state.compiled),
         ("CPU threads", info.threads, torch.get_num_threads()),
         ("processes", info.processes, state.processes.world_size),
-        ("sequences per micro-batch", info.micro_batch, train.rows),
+        ("sequences per micro-batch", info.micro_batch, train.micro_batch_size),
     ):
         if then not in (None, now):
             log.warning(f"{what}: {then} before, {now} now; the results may not be equal bit for bit")

@@ -1,4 +1,4 @@
-"""The optimizers: AdamW, or Muon for the hidden matrices with AdamW for the other parameters; and averaged weights.
+"""The optimizers: AdamW, or Muon for the hidden matrices with AdamW for the other parameters; and EMA weights.
 
 Both can skip a step by a condition on the device. Shapes: N matrices of one shape, A rows, B columns.
 """

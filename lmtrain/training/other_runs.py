@@ -18,7 +18,8 @@ from lmtrain.storage.run_folder import CONFIG, TOKENIZER, has_checkpoint, is_run
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 
 _MAY_DIFFER = {"context", *DROPOUT_FIELDS}
-"""Model fields that need not be those of the run to start from; `context` must, with learned positions or Linformer."""
+"""Model fields that may differ from those of `train.init_from`; `context` may not with learned positions or
+Linformer."""
 
 
 def require_runs(train: TrainConfig, runs_dir: Path) -> None:
@@ -63,7 +64,7 @@ def load_teacher(
 def initial_weights(
     config: Config, store: TokenStore, processes: ProcessGroup = SINGLE_PROCESS
 ) -> TrainedWeights | None:
-    """Return the best weights of the run `train.init_from`: its averaged weights if it has them. None if it is not set.
+    """Return the best weights of the run `train.init_from`: its EMA weights if it has them. None if it is not set.
 
     Raises LmtrainError if that run has no weights, or if they belong to a different model or tokenizer.
     """

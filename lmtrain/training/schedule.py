@@ -15,7 +15,7 @@ DEFAULT_EPOCHS = 10.0
 EVALUATIONS = 20
 """Evaluations in a run, at most, if `train.eval_steps` is not set."""
 EVALUATION_COST = 0.1
-"""Time that evaluations may take then, as a fraction of that of training steps."""
+"""The most time that evaluations may then take, as a fraction of that of training steps."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Budget:
         return min(1.0, max(fractions))
 
     def with_setup(self, seconds: float) -> Self:
-        """Return the budget with so many `setup_seconds`. Raises LmtrainError if they are the whole budget."""
+        """Return the budget with these `setup_seconds`. Raises LmtrainError if they are the whole budget."""
         if self.seconds is not None and seconds >= self.seconds:
             raise LmtrainError(
                 f"train.max_minutes={self.seconds / 60:g} is over before the first step: preparations, such "

@@ -58,11 +58,12 @@ class TrainState:
     config: Config
     model: LanguageModel
     forward: Forward
-    """The loss of each target; compiled and distributed where that applies."""
+    """The `Objective`: inputs and targets -> the loss of each target. Compiled, and wrapped in DDP, where that
+    applies."""
     optimizer: AdamW
     scaler: torch.amp.GradScaler
     ema: dict[str, Tensor] | None
-    """Averaged weights."""
+    """The exponential moving average of the weights, by parameter name."""
     store: TokenStore
     order: SampleOrder
     """The order of the sequences in the training split."""
@@ -72,11 +73,13 @@ class TrainState:
     processes: ProcessGroup
     strategy: str
     """`single`, `ddp` or `fsdp`: how the processes work together."""
-    gradient_sync: GradientSync
-    teacher: str | None
-    """The hash of the teacher's checkpoint, or of the checkpoints of several."""
+    set_requires_gradient_sync: GradientSync
+    """Sets whether the next backward pass sums gradients over the processes, as FSDP2's method of this name does."""
+    teacher_hash: str | None
+    """The hash of the teacher's checkpoint, or of the checkpoints of several; None without a teacher."""
     compiled: bool
     counters: Counters = field(default_factory=Counters)
+    """The step, and the results of evaluations."""
 
 
 def new_state(
@@ -84,10 +87,10 @@ def new_state(
 ) -> TrainState:
     """Return the state before the first step; compile and distribute the model as configured.
 
-    The seed decides the weights, so nothing may draw random numbers before them. The averaged weights and the optimizer
-    are made of the distributed parameters, so they come last.
-    Without `initialize`, the weights are arbitrary: the caller loads others, and this saves seconds.
-    Raises LmtrainError if torch's default dtype is not float32, or its default device not the CPU.
+    The seed decides the weights, so nothing may draw random numbers before the model is built. The EMA weights and the
+    optimizer are made of the distributed parameters, so they come last. Without `initialize`, the weights are
+    arbitrary: the caller loads others, and this saves seconds. Raises LmtrainError if torch's default dtype is not
+    float32, or its default device not the CPU.
     """
     check_default_dtype()
     if torch.get_default_device().type != "cpu":
@@ -101,12 +104,13 @@ def new_state(
     precision = choose_precision(config.train.precision, device)
     vocab_size = store.tokenizer.vocab_size
     torch.manual_seed(config.run.seed)
-    model = (build_model if initialize else build_uninitialized)(config.model, vocab_size)
-    model.encoder.activation_checkpointing = config.train.activation_checkpointing
     if initialize:
-        split = store.split("train")
+        model, split = build_model(config.model, vocab_size), store.split("train")
         set_output_bias(model, torch.from_numpy(split.counts(vocab_size)))
         set_embedding(model, cooccurrence_embedding(split.ids, *model.embedding.weight.shape))
+    else:
+        model = build_uninitialized(config.model, vocab_size)
+    model.encoder.activation_checkpointing = config.train.activation_checkpointing
     teacher, teacher_hash = None, None
     if config.train.teacher:
         teacher, teacher_hash = load_teacher(config, store, device, processes)
@@ -117,7 +121,7 @@ def new_state(
         model.to(device)
         forward = compiled_forward(objective, config, make_budget(config, store), device, precision)
     compiled = forward is not objective
-    forward, gradient_sync = distribute(strategy, model, forward, device, precision, processes)
+    forward, set_requires_gradient_sync = distribute(strategy, model, forward, device, precision, processes)
     averaged = {name: value.detach().clone() for name, value in model.named_parameters()} if config.train.ema else None
     return TrainState(
         config=config,
@@ -133,8 +137,8 @@ def new_state(
         statistics=StepStatistics(device),
         processes=processes,
         strategy=strategy,
-        gradient_sync=gradient_sync,
-        teacher=teacher_hash,
+        set_requires_gradient_sync=set_requires_gradient_sync,
+        teacher_hash=teacher_hash,
         compiled=compiled,
     )
 
@@ -170,11 +174,11 @@ def snapshot(
         schedule=schedule_length(train, budget),
         tokenizer=state.store.tokenizer.sha256,
         store=state.store.sha256,
-        teacher=state.teacher,
+        teacher=state.teacher_hash,
         precision=state.precision,
         compiled=state.compiled,
         threads=torch.get_num_threads(),
-        micro_batch=train.rows,
+        micro_batch=train.micro_batch_size,
         processes=state.processes.world_size,
     )
     return tensors, {
@@ -186,7 +190,7 @@ def snapshot(
 
 
 def load_initial_weights(state: TrainState, base: TrainedWeights) -> None:
-    """Copy the weights of another run into the model and its averaged weights.
+    """Copy the weights of another run into the model and its EMA weights.
 
     If the model is sharded, each process reads only its own rows.
     """
@@ -203,7 +207,7 @@ def restore(state: TrainState, checkpoint: Checkpoint) -> None:
     """
     info, statistics = read_info(checkpoint), state.statistics
     saved = info.counters
-    if info.teacher != state.teacher:
+    if info.teacher != state.teacher_hash:
         learned = "no teacher" if info.teacher is None else "another teacher, or an earlier checkpoint of it"
         raise LmtrainError(
             f"train.teacher={flat(state.config)['train.teacher']}: {checkpoint.folder} has learned from {learned}: "
@@ -214,7 +218,7 @@ def restore(state: TrainState, checkpoint: Checkpoint) -> None:
         copy_all(checkpoint.tensors["optimizer"], optimizer_tensors(state.model, state.optimizer))
         if state.ema is not None:
             copy_all(checkpoint.tensors.get("ema", {}), state.ema)
-        if info.precision in (None, state.precision):
+        if info.precision in (None, state.precision):  # a scaler rejects the state of one that was disabled
             state.scaler.load_state_dict(saved.scaler)
         statistics.skipped.fill_(saved.skipped)
         statistics.in_a_row.fill_(saved.in_a_row)

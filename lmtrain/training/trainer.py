@@ -8,7 +8,7 @@ from lmtrain.evaluation.perplexity import Score
 from lmtrain.system.device import synchronize
 from lmtrain.system.signals import StopSignal
 from lmtrain.training.meter import Clock, Meter, check_divergence
-from lmtrain.training.monitor import Monitor, literal
+from lmtrain.training.monitor import Monitor, escape_markdown
 from lmtrain.training.saving import CheckpointSaver
 from lmtrain.training.schedule import EVALUATION_COST, Budget, evaluation_due, learning_rate
 from lmtrain.training.train_state import TrainState, snapshot
@@ -42,13 +42,14 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self._meter = Meter(self.state)
-        self._saved_step = self.state.counters.step  # a resumed run's checkpoint exists
+        counters = self.state.counters
+        self._saved_step = counters.step  # a resumed run has its checkpoint, and a new one has nothing to save
         self._evaluation_seconds = 0.0
-        self._started = self._saved_seconds = seconds = self.clock.update()
-        if self.state.counters.step == 0:
-            self.budget = self.budget.with_setup(seconds)
-        # The time of the last evaluation is not stored: with a budget in time, the present time replaces it.
-        self._evaluated_progress = self.budget.progress(self.state.counters.evaluated, seconds)
+        self._started = self._saved_seconds = self.clock.update()
+        if counters.step == 0:
+            self.budget = self.budget.with_setup(self._started)
+        # Checkpoints store the step of the last evaluation, not its time: a budget in time takes the present time.
+        self._evaluated_progress = self.budget.progress(counters.evaluated, self._started)
 
     def progress(self) -> float:
         """Return the fraction of the budget that is spent, in [0, 1]."""
@@ -66,7 +67,7 @@ class Trainer:
     def evaluation_is_due(self) -> bool:
         """Whether the current step is to be evaluated and has not been."""
         counters, valid = self.state.counters, self.state.store.split("valid")
-        affordable = self._evaluation_seconds <= EVALUATION_COST * self._step_seconds()
+        affordable = self._evaluation_seconds <= EVALUATION_COST * self._training_seconds()
         return evaluation_due(
             self.state.config, valid.tokens, counters, self.progress(), self._evaluated_progress, affordable
         )
@@ -92,12 +93,12 @@ class Trainer:
         progress = self.progress()
         self.monitor.advance(step, progress)
         if is_logged:
-            self.monitor.record(step, "train", self._meter.metrics(lr, self.clock.seconds, self._step_seconds()))
+            self.monitor.record(step, "train", self._meter.metrics(lr, self.clock.seconds, self._training_seconds()))
         if self.evaluation_is_due():
             self.evaluate()
         elif progress < 1.0:
             unsaved_seconds = self.clock.seconds - self._saved_seconds
-            # A run with a larger budget continues from the last step that does not depend on it.
+            # If the budget is raised later, the run continues from the last step that does not depend on it.
             if step == self.saver.common_steps or unsaved_seconds > 60 * train.save_minutes:
                 self._save(None)
         if progress < 1.0:
@@ -108,20 +109,20 @@ class Trainer:
         if self.state.counters.evaluated != self.state.counters.step:
             self.evaluate()
         counters, processes = self.state.counters, self.state.processes
-        # By the last checkpoint, whose saving may have spent what was left of a budget in time.
-        was_early = self.budget.progress(counters.step, self._saved_seconds) < 1.0
+        # As of the last checkpoint, whose saving may have spent what was left of a budget in time.
+        budget_left = self.budget.progress(counters.step, self._saved_seconds) < 1.0
         status: Literal["finished", "stopped early"] = (
-            "stopped early" if was_early and self.out_of_patience() else "finished"
+            "stopped early" if budget_left and self.out_of_patience() else "finished"
         )
         if not processes.is_main:
-            self.saver.wait()  # if its write fails, the main process waits for it in vain, and ends
-        with processes.main_first():  # if that of the main process fails, the others end
+            self.saver.wait()  # if its write fails, the main process, which waits for it, fails too
+        with processes.main_first():  # if the main process's write fails, the others end
             self.saver.wait()
-        minutes, step = self.clock.seconds / 60, self.state.counters.step
+        minutes, step = self.clock.seconds / 60, counters.step
         score, best_step = final_score(self.state, self.run_dir, self.stop)
         self.monitor.record(step, "final", score.figures())
         report = "\n".join(["the best checkpoint on the whole validation split:", *score.lines()])
-        self.monitor.text(step, "final", literal(report))
+        self.monitor.text(step, "final", escape_markdown(report))
         self.monitor.state(status, step=step, minutes=minutes, best_step=best_step, valid=score.summary())
         return Outcome(status, step, minutes, score, best_step)
 
@@ -134,7 +135,7 @@ class Trainer:
         self.monitor.state("interrupted", step=step, signal=signal)
         return Outcome("interrupted", step, self.clock.seconds / 60, None, best_step=0)
 
-    def _step_seconds(self) -> float:
+    def _training_seconds(self) -> float:
         """Return the seconds since the trainer was made, without evaluations."""
         return self.clock.seconds - self._started - self._evaluation_seconds
 

@@ -20,7 +20,7 @@ from lmtrain.storage.tensor_files import LazyTensor
 from lmtrain.system.machine import explain_out_of_memory
 from lmtrain.system.messages import log
 from lmtrain.system.signals import StopSignal
-from lmtrain.training.monitor import Monitor, literal, table
+from lmtrain.training.monitor import Monitor, escape_markdown, table
 from lmtrain.training.sharding import copy_all
 from lmtrain.training.train_state import TrainState
 
@@ -48,7 +48,7 @@ def validate(state: TrainState, stride: int, limit: int | None, stop: StopSignal
 def evaluate_step(state: TrainState, monitor: Monitor, stop: StopSignal) -> float:
     """Evaluate the current step, update the best score, log, and show samples. Return the loss in nats per token.
 
-    The averaged weights are evaluated if there are any. A causal model's windows do not overlap (stride = context),
+    The EMA weights are evaluated if there are any. A causal model's windows do not overlap (stride = context),
     which is the cheapest way to compare steps.
     Raises Interrupted, with the counters unchanged, if a stop signal arrives before the evaluation is done.
     """
@@ -81,7 +81,7 @@ def show_samples(state: TrainState, monitor: Monitor) -> None:
     config, model, store, step = state.config, state.model, state.store, state.counters.step
     options = replace(SAMPLED, max_tokens=config.train.sample_tokens)
     for sample in complete(model, store.tokenizer, config.train.sample_prompts, options):
-        monitor.text(step, f"sample: {sample.prompt}", literal(sample.shown + sample.completions[0].text))
+        monitor.text(step, f"sample: {sample.prompt}", escape_markdown(sample.shown + sample.completions[0].text))
     ids = store.split("valid").ids[: min(POOL_TOKENS, config.model.context)]
     weights = model.pool_weights(torch.tensor(ids.astype("int64"), device=state.device)[None]).cpu().numpy()
     monitor.text(step, "pooling weights", table([store.tokenizer.token(int(token)) for token in ids], weights))

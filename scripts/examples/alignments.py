@@ -20,21 +20,21 @@ from itertools import count
 
 import torch
 from example import SEED, Results, parse, report, train
-from sequences import SIZES, Sequences, cross_weights, draw, draw_weights, exact_match
+from sequences import CONFIG, Sequences, cross_weights, draw, draw_weights, exact_match
 from torch import Tensor
 
 from lmtrain.nn.alignment import LocationAwareAttention, MonotonicAttention
-from lmtrain.nn.encoder_decoder import Sizes
+from lmtrain.nn.encoder_decoder import EncoderDecoderConfig
 from lmtrain.nn.seq2seq import Seq2Seq
 
 UNSEEN, EVERY, ENOUGH = 512, 25, 0.99
-WAYS: dict[str, tuple[Sizes, float]] = {
-    "softmax": (SIZES, 0.0),
-    "softmax, guided": (SIZES, 1.0),
-    "monotonic": (replace(SIZES, cross_attention=MonotonicAttention), 0.0),
-    "location-aware": (replace(SIZES, cross_attention=LocationAwareAttention), 0.0),
+WAYS: dict[str, tuple[EncoderDecoderConfig, float]] = {
+    "softmax": (CONFIG, 0.0),
+    "softmax, guided": (CONFIG, 1.0),
+    "monotonic": (replace(CONFIG, cross_attention=MonotonicAttention), 0.0),
+    "location-aware": (replace(CONFIG, cross_attention=LocationAwareAttention), 0.0),
 }
-"""The sizes of each model, and the weight of its guided attention loss."""
+"""The configuration of each model, and the weight of its guided attention loss."""
 
 
 def copies(rows: int) -> Sequences:
@@ -72,9 +72,9 @@ def main(argv: list[str] | None = None) -> None:
     unseen = copies(UNSEEN)
     example = unseen.rows(unseen.lengths.argmax().unsqueeze(0))
     rows, alignments = [], {}
-    for way, (sizes, guided) in WAYS.items():
+    for way, (config, guided) in WAYS.items():
         torch.manual_seed(SEED)
-        model = Seq2Seq(sizes)
+        model = Seq2Seq(config)
         rows.append({"way": way, **learn(model, guided, options.steps, unseen)})
         alignments[way] = cross_weights(model.eval(), example).mean(0)
     report("alignments", {"unseen": UNSEEN, "rows": rows}, draw_weights(alignments, example), options)

@@ -37,7 +37,7 @@ from torch import Tensor
 from lmtrain.data.sample import LINE_END, encyclopedia
 from lmtrain.generation.beam import beam_search
 from lmtrain.generation.options import Options
-from lmtrain.nn.encoder_decoder import Sizes
+from lmtrain.nn.encoder_decoder import EncoderDecoderConfig
 from lmtrain.nn.seq2seq import Seq2Seq, shift
 
 PAIRS, UNSEEN, BEAMS = 20_000, 512, 4
@@ -113,13 +113,13 @@ def batch(chosen: Sequence[Pair], ids: Ids) -> tuple[Tensor, Tensor, Tensor, Ten
 def decode(model: Seq2Seq, chosen: Sequence[Pair], ids: Ids, beams: int) -> list[tuple[str, ...]]:
     """Return the words that the model generates for each source, by beam search or, with one beam, greedily."""
     source, _, valid, _ = batch(chosen, ids)
-    words, end = list(ids), model.sizes.end_id
+    words, end = list(ids), model.config.end_id
     found = beam_search(
         *model.start(source, valid),
         model.step,
-        Options(max_tokens=model.sizes.max_length, beams=beams),
+        Options(max_tokens=model.config.max_length, beams=beams),
         is_end=lambda text: text[-1] == end,
-        blocked=[model.sizes.begin_id],
+        blocked=[model.config.begin_id],
     )
     return [tuple(words[token] for token in best.ids if token != end) for (best,) in found]
 
@@ -143,7 +143,7 @@ def embed_new_names(model: Seq2Seq, ids: Ids) -> None:
 def origins(model: Seq2Seq, pair: Pair, ids: Ids) -> Tensor:
     """Return for each word of the target a weight per source word: the probability of copying it, or the attention."""
     read, written = encode([pair.source], ids)[0], encode([pair.target], ids)[0]
-    inputs = shift(written, None, model.sizes)[0][:, :-1]  # the last position predicts END
+    inputs = shift(written, None, model.config)[0][:, :-1]  # the last position predicts END
     prediction = model.prediction
     if prediction.pointer is None or prediction.gate is None:
         return model.cross_weights(read, inputs)[-1, 0].mean(0)
@@ -179,7 +179,7 @@ def main(argv: list[str] | None = None) -> None:
     known, new, training = split(SEED)
     words = {word for pair in (*known, *new, *training) for text in pair for word in text}
     ids = {word: index for index, word in enumerate(sorted(words))}
-    sizes = Sizes(
+    config = EncoderDecoderConfig(
         source_vocab=len(ids),
         target_vocab=len(ids) + 2,
         dim=64,
@@ -188,7 +188,7 @@ def main(argv: list[str] | None = None) -> None:
         max_length=64,
         copy=options.copy == "on",
     )
-    model = Seq2Seq(sizes)
+    model = Seq2Seq(config)
 
     def loss() -> Tensor:
         chosen = [training[index] for index in torch.randint(PAIRS, (32,))]

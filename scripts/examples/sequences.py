@@ -23,13 +23,13 @@ from torch import Tensor
 
 from lmtrain.generation.options import Options
 from lmtrain.generation.sampling import sample
-from lmtrain.nn.encoder_decoder import Sizes
+from lmtrain.nn.encoder_decoder import EncoderDecoderConfig
 from lmtrain.nn.non_autoregressive import NonAutoregressive
 from lmtrain.nn.seq2seq import Seq2Seq, shift
 
 SYMBOLS, SHORTEST, LONGEST = 10, 4, 16
 UNSEEN = 2048
-SIZES = Sizes(
+CONFIG = EncoderDecoderConfig(
     source_vocab=SYMBOLS,
     target_vocab=SYMBOLS + 2,
     dim=64,
@@ -40,9 +40,9 @@ SIZES = Sizes(
     max_length=LONGEST + 1,
 )
 MODELS: dict[str, Callable[[], Seq2Seq | NonAutoregressive]] = {
-    "autoregressive": lambda: Seq2Seq(SIZES),
-    "parallel": lambda: NonAutoregressive(SIZES),
-    "parallel-fixed": lambda: NonAutoregressive(SIZES, "fixed"),
+    "autoregressive": lambda: Seq2Seq(CONFIG),
+    "parallel": lambda: NonAutoregressive(CONFIG),
+    "parallel-fixed": lambda: NonAutoregressive(CONFIG, "fixed"),
 }
 
 
@@ -85,11 +85,11 @@ def decode(model: Seq2Seq | NonAutoregressive, sequences: Sequences, lengths: Te
     texts = sample(
         *model.start(sequences.source, sequences.valid),
         model.step,
-        Options(max_tokens=SIZES.max_length),
-        is_end=lambda ids: ids[-1] == SIZES.end_id,
-        blocked=[SIZES.begin_id],
+        Options(max_tokens=CONFIG.max_length),
+        is_end=lambda ids: ids[-1] == CONFIG.end_id,
+        blocked=[CONFIG.begin_id],
     )
-    return [list(text.ids[:-1] if text.ids[-1] == SIZES.end_id else text.ids) for text in texts]
+    return [list(text.ids[:-1] if text.ids[-1] == CONFIG.end_id else text.ids) for text in texts]
 
 
 def exact_match(model: Seq2Seq | NonAutoregressive, sequences: Sequences, lengths: Tensor | None = None) -> float:
@@ -106,10 +106,10 @@ def cross_weights(model: Seq2Seq | NonAutoregressive, sequence: Sequences) -> Te
     """Return the attention of each token of one sequence (B = 1) to the source, in the last layer: (H, T, Ts)."""
     source, target = sequence.source[:, sequence.valid[0]], sequence.target[:, sequence.valid[0]]
     if isinstance(model, NonAutoregressive):
-        count = target.shape[1] if model.length_classifier is not None else SIZES.max_length  # as many as in training
+        count = target.shape[1] if model.length_classifier is not None else CONFIG.max_length  # as many as in training
         positions = torch.ones(1, count, dtype=torch.bool)
         return model.cross_weights(source, positions)[-1, 0, :, : target.shape[1]]
-    return model.cross_weights(source, shift(target, None, SIZES)[0])[-1, 0, :, :-1]  # the last position predicts END
+    return model.cross_weights(source, shift(target, None, CONFIG)[0])[-1, 0, :, :-1]  # the last position predicts END
 
 
 def draw_weights(tables: dict[str, Tensor], sequence: Sequences) -> Figure:

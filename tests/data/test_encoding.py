@@ -39,7 +39,7 @@ def test_the_size_of_batches_changes_no_token(
 
 
 def test_rare_words_are_dropped_where_there_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer, "MOST_WORDS", 60)
+    monkeypatch.setattr(tokenizer, "MAX_WORDS", 60)
     store = make_store(tmp_path, "word", DOCUMENTS)
     assert store.tokenizer.vocab_size < 150
     assert all(store.tokenizer.knows(word) for word in ("line", "says", "times", "é", "0", "6"))

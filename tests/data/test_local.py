@@ -140,7 +140,7 @@ def test_files_with_names_of_their_own_are_documents_and_shards_are_not(tmp_path
 def test_what_cannot_be_read_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str | bytes | None, message: str
 ) -> None:
-    monkeypatch.setattr(local, "LONGEST_LINE", 300_000)
+    monkeypatch.setattr(local, "MAX_LINE_LENGTH", 300_000)
     if content is not None:
         write(tmp_path / name, content)
     with pytest.raises(LmtrainError, match=message):
@@ -148,7 +148,7 @@ def test_what_cannot_be_read_is_named(
 
 
 def test_rows_of_parquet_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(local, "MAX_LINE_LENGTH", 1 << 20)
     with pytest.raises(LmtrainError, match=r"a\.parquet, row 2, has nothing \(null\) in 'text'.*take the row out"):
         read(write(tmp_path / "a.parquet", parquet(["a", None])))
     with pytest.raises(LmtrainError, match=r"has no column 'body'.*\('id', 'text'\)"):

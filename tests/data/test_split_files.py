@@ -15,7 +15,7 @@ from lmtrain.data.split_files import find_splits
 from lmtrain.errors import LmtrainError
 from tests.helpers import messages
 
-UNKNOWN_ENDINGS = "their endings are of no known kind of text"
+UNKNOWN_EXTENSIONS = "files with their extensions are not read in a folder"
 OTHER_SPLITS = "other files are named after splits"
 VALID_INSIDE = {"train": "unpacked/data/train.txt", "valid": "unpacked/data/valid/a.txt"}
 
@@ -112,13 +112,13 @@ def test_a_name_that_only_looks_like_a_split_is_training_text_and_named(tmp_path
         ("train.parquet b/c.txt", [f"{OTHER_SPLITS}: b/c.txt"]),
         (
             "train.txt config.yaml metrics.jsonl",  # only with checkpoints are they a run
-            [f"{UNKNOWN_ENDINGS}: config.yaml", f"{OTHER_SPLITS}: metrics.jsonl"],
+            [f"{UNKNOWN_EXTENSIONS}: config.yaml", f"{OTHER_SPLITS}: metrics.jsonl"],
         ),
-        ("train.log text/train.txt text/valid.txt", [f"{UNKNOWN_ENDINGS}: train.log"]),
-        ("a.txt b.doc c.json d/e.txt d/f.doc g.pdf", [f"{UNKNOWN_ENDINGS}: b.doc, c.json, d/f.doc, ... (4 files)"]),
+        ("train.log text/train.txt text/valid.txt", [f"{UNKNOWN_EXTENSIONS}: train.log"]),
+        ("a.txt b.doc c.json d/e.txt d/f.doc g.pdf", [f"{UNKNOWN_EXTENSIONS}: b.doc, c.json, d/f.doc, ... (4 files)"]),
         (
             "train/a.txt train/b/c.txt train/d.doc e.md test/e.png .git/f.txt train/.g.txt",
-            [f"{UNKNOWN_ENDINGS}: test/e.png, train/d.doc", f"{OTHER_SPLITS}: e.md"],
+            [f"{UNKNOWN_EXTENSIONS}: test/e.png, train/d.doc", f"{OTHER_SPLITS}: e.md"],
         ),
     ],
 )

@@ -135,7 +135,7 @@ def test_load_rejects_missing_files_folders_and_pipes(tmp_path: Path) -> None:
 
 def test_load_rejects_a_file_above_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     TRAINED["word"].save(tmp_path / "tokenizer.json")
-    monkeypatch.setattr(tokenizer_file, "MOST_BYTES", len(TRAINED["word"]._content) - 1)
+    monkeypatch.setattr(tokenizer_file, "MAX_BYTES", len(TRAINED["word"]._content) - 1)
     with pytest.raises(LmtrainError, match="larger than"):
         Tokenizer.load(tmp_path / "tokenizer.json")
     with pytest.raises(LmtrainError, match=r"too large: set tokenizer\.vocab_size"):

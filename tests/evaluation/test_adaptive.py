@@ -20,7 +20,7 @@ from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.evaluation import adaptive
 from lmtrain.evaluation.adaptive import (
     MATCHED,
-    Cached,
+    ContinuousCache,
     Scored,
     Scorer,
     adaptable,
@@ -70,7 +70,7 @@ def tiny_model(
 def adapt(model: Any, settings: EvalConfig, *, dynamic: bool = False, cache: bool = False) -> Forward:
     own = functools.partial(model.score, temperature=settings.temperature)
     score = dynamic_of(model, settings) if dynamic else own
-    return Cached(score, settings) if cache else lambda inputs, targets: score(inputs, targets)[0]
+    return ContinuousCache(score, settings) if cache else lambda inputs, targets: score(inputs, targets)[0]
 
 
 def forward_of(model: LanguageModel, mode: str) -> Forward:
@@ -171,7 +171,7 @@ def test_the_cache_equals_a_double_loop(mode: str, window: int, monkeypatch: pyt
     for batch_size in (1, 4):
         states.clear()
         plain = scores(model, ids, mode=mode, batch_size=batch_size)
-        found = scores(Cached(score, settings), ids, mode=mode, batch_size=batch_size)
+        found = scores(ContinuousCache(score, settings), ids, mode=mode, batch_size=batch_size)
         assert_close(found, naive_cache(torch.cat(states), ids.tolist(), plain, 0.4, 5.0, window))
         assert (found - plain).abs().max() > 0.1
 
@@ -334,13 +334,13 @@ def test_each_member_of_an_ensemble_learns_by_itself() -> None:
 
     together = settings.model_copy(update={"cache_weight": 0.4, "cache_theta": 5.0})
     found = scores(adapt(Ensemble(members), together, dynamic=True, cache=True), IDS)
-    assert_close(found, scores(Cached(states, together), IDS))
+    assert_close(found, scores(ContinuousCache(states, together), IDS))
     assert (found - mean).abs().max() > 0.05
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_recorded_steps_equal_plain_ones(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_steps_equal_plain_ones(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float64, and in float32 as bf16 under autocast; with 18 batches for the gradients' RMS."""
     monkeypatch.setattr(adaptive, "TOKENS_PER_GRADIENT", 2 * CONTEXT)
     members = [model.cuda().to(dtype) for model in (tiny_model(), tiny_model(tied=False))]
@@ -355,7 +355,7 @@ def test_recorded_steps_equal_plain_ones(dtype: torch.dtype, monkeypatch: pytest
 
     recorded = results()
     with monkeypatch.context() as patch:
-        patch.setattr(adaptive, "Replayed", lambda step: step)
+        patch.setattr(adaptive, "GraphedCallable", lambda step: step)
         plain = results()
     close = 1e-5 if dtype == torch.float64 else 0.1
     torch.testing.assert_close(recorded, plain, rtol=close, atol=close)

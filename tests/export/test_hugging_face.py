@@ -108,7 +108,7 @@ def test_the_command_writes_a_card_with_the_figures_of_the_run(lmtrain: Lmtrain,
     rows = dict(line.strip("| ").split(" | ", 1) for line in card.splitlines() if re.match(r"\| \w", line))
     assert rows["data"] == "sample"
     assert rows["license of the data"] == "generated text, free of rights"
-    assert rows["checkpoint"] == f"step {state['best_step']}, averaged weights"
+    assert rows["checkpoint"] == f"step {state['best_step']}, EMA weights"
     assert rows["parameters"] == f"{sum(value.numel() for value in load_file('out/model.safetensors').values()):,}"
     valid = state["valid"]
     assert f"word perplexity {valid['word_perplexity']:.3f} over {valid['words']:,.0f} words" in rows["validation"]

@@ -11,7 +11,7 @@ import torch
 
 from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data.tokenizer import Tokenizer
-from lmtrain.generation.complete import Completed, complete
+from lmtrain.generation.complete import PromptCompletions, complete
 from lmtrain.generation.options import Options
 from lmtrain.model.ensemble import Ensemble, Predictor
 from tests.data.published import as_given
@@ -39,7 +39,7 @@ def said(model: Script, prompt: str, **options: Any) -> tuple[str, str]:
     return completion.text, completion.reason
 
 
-def assert_same_texts(found: list[Completed], expected: list[Completed]) -> None:
+def assert_same_texts(found: list[PromptCompletions], expected: list[PromptCompletions]) -> None:
     for one, other in zip(found, expected, strict=True):
         assert (one.prompt, one.shown) == (other.prompt, other.shown)
         assert [text.ids for text in one.completions] == [text.ids for text in other.completions]

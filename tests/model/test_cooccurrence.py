@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.model import cooccurrence
-from lmtrain.model.cooccurrence import REACH, SMOOTHING, cooccurrence_embedding, left_factors
+from lmtrain.model.cooccurrence import SMOOTHING, WINDOW, cooccurrence_embedding, left_singular_vectors
 
 
 def _ids(length: int, vocab_size: int) -> np.ndarray:
@@ -25,7 +25,7 @@ def _plain(ids: np.ndarray, vocab_size: int, context_types: int, width: int) -> 
     """Cosines between the vectors of words, (V, V)."""
     counts: Counter[tuple[int, tuple[int, str]]] = Counter()
     for place, word in enumerate(ids.tolist()):
-        for distance in range(1, REACH + 1):
+        for distance in range(1, WINDOW + 1):
             for other, side in ((place - distance, "before"), (place + distance, "after")):
                 if 0 <= other < len(ids) and ids[other] < context_types:
                     counts[word, (int(ids[other]), side)] += 1 / distance  # type: ignore[assignment]
@@ -89,7 +89,7 @@ def test_the_factors_have_the_bits_of_torch_s_function(shape: tuple[int, int]) -
     torch.manual_seed(2)
     left, singular, _ = torch.svd_lowrank(matrix, q=20)
     torch.manual_seed(2)
-    found_left, found_singular = left_factors(matrix, 20)
+    found_left, found_singular = left_singular_vectors(matrix, 20)
     assert torch.equal(found_left, left)
     assert torch.equal(found_singular, singular)
 

@@ -1,4 +1,4 @@
-"""The step that a CUDA graph records, replayed by hand on a CPU, and the graph itself where there is a GPU."""
+"""The step that a CUDA graph captures, replayed by hand on a CPU, and the graph itself where there is a GPU."""
 
 import weakref
 from collections.abc import Callable
@@ -28,8 +28,8 @@ def test_capacities_are_few_and_at_most_the_context() -> None:
 
 
 @pytest.fixture
-def recordings(monkeypatch: pytest.MonkeyPatch) -> list[set[tuple[int, ...]]]:
-    """A step that is computed, not replayed: for each recording, the memory in which the state was found."""
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[set[tuple[int, ...]]]:
+    """A step that is computed, not replayed: for each capture, the memory in which the state was found."""
     found: list[set[tuple[int, ...]]] = []
     decode_step = LanguageModel.decode_step
 
@@ -47,7 +47,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[set[tuple[int, ...]]]:
                 patch.setattr(LanguageModel, "decode_step", decode_in)
                 return self.function(token_ids)
 
-    monkeypatch.setattr(cuda_graph, "Replayed", Computed)
+    monkeypatch.setattr(cuda_graph, "GraphedCallable", Computed)
     return found
 
 
@@ -72,12 +72,12 @@ def assert_same_texts(model: LanguageModel, steps: GraphedSteps, text: Tensor, t
 
 
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
-def test_the_recorded_step_equals_the_plain_one(
-    fields: dict[str, object], recordings: list[set[tuple[int, ...]]]
+def test_the_captured_step_equals_the_plain_one(
+    fields: dict[str, object], captures: list[set[tuple[int, ...]]]
 ) -> None:
     model = build(**fields)
     assert_same_texts(model, GraphedSteps(model), tokens(3, 45))
-    assert [len(memory) for memory in recordings] == [1, 1]  # one for three rows, one for two
+    assert [len(memory) for memory in captures] == [1, 1]  # one for three rows, one for two
 
 
 def packed(precision: str, device: str) -> LanguageModel:
@@ -87,40 +87,40 @@ def packed(precision: str, device: str) -> LanguageModel:
     return model
 
 
-@pytest.mark.usefixtures("recordings")
+@pytest.mark.usefixtures("captures")
 @pytest.mark.parametrize(("precision", "tolerance"), PACKED)
-def test_the_recorded_step_of_packed_layers_equals_the_plain_one(precision: str, tolerance: float) -> None:
+def test_the_captured_step_of_packed_layers_equals_the_plain_one(precision: str, tolerance: float) -> None:
     model = packed(precision, "cpu")
     assert_same_texts(model, GraphedSteps(model), tokens(3, 45), tolerance)
 
 
-def test_a_step_is_recorded_again_when_the_capacity_grows(
-    monkeypatch: pytest.MonkeyPatch, recordings: list[set[tuple[int, ...]]]
+def test_a_step_is_captured_again_when_the_capacity_grows(
+    monkeypatch: pytest.MonkeyPatch, captures: list[set[tuple[int, ...]]]
 ) -> None:
-    monkeypatch.setattr("lmtrain.model.decoding_state.SMALLEST_CAPACITY", 4)
+    monkeypatch.setattr("lmtrain.model.decoding_state.MIN_CAPACITY", 4)
     model = build(context=24)
     steps = GraphedSteps(model)
     _, state = model.start(tokens(1, 2))
     for _ in range(24):
         _, state = steps.step(state, tokens(1))
-    assert [len(memory) for memory in recordings] == [1, 1, 1]  # capacities of 4, 16 and 24
+    assert [len(memory) for memory in captures] == [1, 1, 1]  # capacities of 4, 16 and 24
 
 
-def test_the_recorded_memory_is_referenced_and_another_state_is_recorded_again(
-    recordings: list[set[tuple[int, ...]]],
+def test_the_captured_memory_is_referenced_and_another_state_is_captured_again(
+    captures: list[set[tuple[int, ...]]],
 ) -> None:
     model = build()
     steps = GraphedSteps(model)
     _, state = model.start(tokens(2, 5))
     _, state = steps.step(state, tokens(2))
     assert isinstance(state, DecodingState)
-    assert steps.recorded is state.tokens  # no later state can be given this address
+    assert steps.captured is state.tokens  # no later state can be given this address
     _, other = model.start(tokens(2, 5))
     steps.step(other, tokens(2))
-    assert len(recordings) == 2
+    assert len(captures) == 2
 
 
-def test_a_recording_is_freed_with_its_steps(recordings: list[set[tuple[int, ...]]]) -> None:
+def test_a_capture_is_freed_with_its_steps(captures: list[set[tuple[int, ...]]]) -> None:
     """Not later, by the garbage collector, since it has memory of the GPU."""
     model = build()
     steps = GraphedSteps(model)

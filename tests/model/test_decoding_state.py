@@ -59,7 +59,7 @@ def reencoded(model: LanguageModel, text: Tensor, pads: Sequence[int]) -> Tensor
 @pytest.fixture(autouse=True)
 def growing(monkeypatch: pytest.MonkeyPatch) -> None:
     """States whose memory grows on the way to the context's twelve tokens, as it does on the way to 256."""
-    monkeypatch.setattr("lmtrain.model.decoding_state.SMALLEST_CAPACITY", 2)
+    monkeypatch.setattr("lmtrain.model.decoding_state.MIN_CAPACITY", 2)
 
 
 every_padding = pytest.mark.parametrize("pads", [(0, 2, 4), (0, 0, 0)], ids=["ragged", "uniform"])

@@ -117,7 +117,7 @@ def test_a_packed_model_is_close_to_the_plain_one(fields: dict[str, object], wei
 
 @pytest.mark.parametrize("fields", [*VARIANTS, *WINDOWED_VARIANTS, *OTHERS], ids=str)
 def test_float32_stays_exact(fields: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmtrain.model.packing.BIG", 100)
+    monkeypatch.setattr("lmtrain.model.packing.MIN_PREPACKED", 100)
     model, text = build(**{"copy": True, "dropout": 0.1, **fields, "dim": 32}), tokens(2, 30)
     for layer in model.modules():
         if isinstance(layer, Compression):  # the identity at first, which hides the order of its features

@@ -38,10 +38,10 @@ def test_members_may_differ_in_size_and_are_loaded_in_order(tiny: Config, first:
     check_same_corpus(found)
 
 
-def test_a_run_without_averaged_weights_has_only_its_own(tiny: Config, tmp_path: Path) -> None:
+def test_a_run_without_ema_weights_has_only_its_own(tiny: Config, tmp_path: Path) -> None:
     run(change(tiny, **LOGGED, train__ema=None), tmp_path / "plain")
     assert load(tmp_path / "plain")[0].weights == "raw"
-    with pytest.raises(LmtrainError, match="has no averaged weights: use --weights raw, or train with"):
+    with pytest.raises(LmtrainError, match="has no EMA weights: use --weights raw, or train with"):
         load_weights([tmp_path / "plain"], None, "ema")
 
 

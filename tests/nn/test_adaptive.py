@@ -159,8 +159,8 @@ def test_the_largest_cluster_decides_how_many_logits_exist_at_once(monkeypatch: 
         return linear_cross_entropy(*arguments)
 
     monkeypatch.setattr("lmtrain.nn.adaptive.linear_cross_entropy", noted)
-    monkeypatch.setattr("lmtrain.nn.output_loss.LARGE", 4 * 64 * 40)
-    monkeypatch.setattr("lmtrain.nn.output_loss.FEWEST_ROWS", 6)
+    monkeypatch.setattr("lmtrain.nn.output_loss.MAX_LOGIT_BYTES", 4 * 64 * 40)
+    monkeypatch.setattr("lmtrain.nn.output_loss.MIN_ROWS", 6)
     part, hidden, weight = AdaptiveSoftmax(3, 160, None), torch.randn(64, 3), torch.randn(160, 3)
     part.nats(hidden, weight, torch.zeros(160), torch.full((64,), 159), "auto")
     assert at_once == [6]

@@ -30,7 +30,7 @@ def inputs() -> tuple[Tensor, Tensor]:
 
 
 def by_definition(probability: Tensor, previous: Tensor) -> Tensor:
-    """For one head: the sum over where the query before stopped, times the product of passing every key up to here."""
+    """For one head: the sum over where the previous query stopped, times the product of passing all keys up to here."""
     queries, keys = probability.shape
     before, rows = previous.tolist(), []
     for i in range(queries):
@@ -159,13 +159,13 @@ def test_a_memory_is_read_in_parts(
     layer.query.weight.data.mul_(6)
     mask, order = padding_mask(VALID), torch.tensor([1, 0, 1])
     expected = layer(query, key, mask=mask)
-    memory = layer.remember(key)
-    first = layer.recall(query[:, :2], memory, mask=mask)
+    memory = layer.project_memory(key)
+    first = layer.attend_memory(query[:, :2], memory, mask=mask)
     torch.testing.assert_close(first, expected[:, :2])
     memory.select(Rows(order, 2))
     for t in range(2, TQ):
         torch.testing.assert_close(
-            layer.recall(query[order, t : t + 1], memory, mask=mask[order]), expected[order, t : t + 1]
+            layer.attend_memory(query[order, t : t + 1], memory, mask=mask[order]), expected[order, t : t + 1]
         )
 
 

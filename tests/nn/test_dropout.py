@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmtrain.nn.dropout import drop, hashed_keep, locked_dropout
+from lmtrain.nn.dropout import drop, hashed_keep_mask, locked_dropout
 from tests.helpers import compiles
 
 RATE = 0.3
@@ -29,7 +29,7 @@ def signed(x: int) -> int:
 
 def test_the_hash_is_the_one_it_is_called_in_plain_integers() -> None:
     torch.manual_seed(5)
-    mask = hashed_keep(torch.Size((40, 25)), RATE)
+    mask = hashed_keep_mask(torch.Size((40, 25)), RATE)
     assert mask.dtype == torch.int8
     kept = mask.flatten().tolist()
     torch.manual_seed(5)
@@ -56,7 +56,7 @@ def test_a_compiled_graph_drops_as_often_as_asked_and_scales_the_rest(compiled: 
 @pytest.mark.parametrize("shift", [1, 2, 64, 500])
 def test_hashed_masks_are_independent_of_shifts_and_of_each_other(shift: int) -> None:
     size = torch.Size((250_000,))
-    one, other = (hashed_keep(size, 0.5).float() - 0.5 for _ in range(2))
+    one, other = (hashed_keep_mask(size, 0.5).float() - 0.5 for _ in range(2))
     limit = 5 * 0.25 / size.numel() ** 0.5
     assert abs(float((one[shift:] * one[:-shift]).mean())) < limit
     assert abs(float((one[shift:] * other[:-shift]).mean())) < limit

@@ -11,12 +11,12 @@ from lmtrain.nn.non_autoregressive import Length, NonAutoregressive
 from tests.nn import translation
 from tests.nn.translation import END, KINDS, LENGTHS, SOURCE, TARGET, TARGET_LENGTHS, VALID
 
-SIZES = replace(translation.SIZES, max_length=6)
+CONFIG = replace(translation.CONFIG, max_length=6)
 
 
 def make(length: Length, *, copy: bool = False) -> NonAutoregressive:
     torch.manual_seed(0)
-    return NonAutoregressive(replace(SIZES, copy=copy), length).eval()
+    return NonAutoregressive(replace(CONFIG, copy=copy), length).eval()
 
 
 def table(model: NonAutoregressive, row: int, positions: int) -> Tensor:
@@ -39,7 +39,7 @@ def length_log_probs(model: NonAutoregressive, row: int) -> Tensor:
 
 @pytest.mark.parametrize("cross_attention", KINDS)
 def test_all_texts_may_be_empty(cross_attention: type[nn.Module]) -> None:
-    model = NonAutoregressive(replace(SIZES, cross_attention=cross_attention)).eval()
+    model = NonAutoregressive(replace(CONFIG, cross_attention=cross_attention)).eval()
     assert model.length_classifier is not None
     nn.init.zeros_(model.length_classifier.weight)
     model.length_classifier.bias.data[0] = 9.0
@@ -94,7 +94,7 @@ def test_decoding_takes_the_most_likely_length_and_word_of_each_position(length:
 
 def test_what_is_decoded_is_cut_at_the_first_end_and_has_no_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("fixed")
-    likeliest = torch.tensor([[1, 2, END, 3, END, 4], [END, 1, 1, 1, 1, 1], [0, 0, SIZES.begin_id, 0, 0, 0]])
+    likeliest = torch.tensor([[1, 2, END, 3, END, 4], [END, 1, 1, 1, 1, 1], [0, 0, CONFIG.begin_id, 0, 0, 0]])
     monkeypatch.setattr(model.prediction, "forward", lambda *_: torch.nn.functional.one_hot(likeliest, 7).float())
     words, lengths = model.decode(SOURCE, VALID)
     assert words.tolist() == [[1, 2, END, END, END, END], [END] * 6, [0] * 6]

@@ -12,7 +12,7 @@ from lmtrain.model.build import build_model
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.objective import Objective
 from lmtrain.nn.chunked_loss import _backward_chunks, _forward_chunks, linear_cross_entropy
-from lmtrain.nn.output_loss import LARGE, Chunk, _CrossEntropy, aligned, rows_at_once, target_nats
+from lmtrain.nn.output_loss import MAX_LOGIT_BYTES, Chunk, _CrossEntropy, aligned, rows_at_once, target_nats
 from tests.nn.measuring import assert_near, largest_tensor
 
 VOCABULARY = 230
@@ -191,8 +191,8 @@ def test_a_compiled_model_with_chunks_is_one_graph_and_equal() -> None:
         (7, 8, 7),
         (7, 7, 7),
         (7, 6, 6),
-        ("auto", LARGE // 400, LARGE // 400),
-        ("auto", LARGE // 400 + 1, -(-LARGE // 6400)),
+        ("auto", MAX_LOGIT_BYTES // 400, MAX_LOGIT_BYTES // 400),
+        ("auto", MAX_LOGIT_BYTES // 400 + 1, -(-MAX_LOGIT_BYTES // 6400)),
     ],
 )
 def test_the_rows_at_once_keep_the_logits_within_a_limit(chunk: Chunk, rows: int, wanted: int) -> None:

@@ -124,7 +124,7 @@ def test_many_queries_and_few_keys_in_a_window(causal: bool) -> None:
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_cross_attention_of_any_widths_equals_a_loop_and_recalls_what_it_remembers(padded: bool) -> None:
+def test_cross_attention_of_any_widths_equals_a_loop_and_attends_to_its_memory_again(padded: bool) -> None:
     torch.manual_seed(0)
     widths = {"key_dim": 5, "value_dim": 6, "output_dim": 9, "head_dim": 7, "value_head_dim": 3}
     layer = CrossAttention(8, 2, **widths, qk_norm=True).double()
@@ -134,9 +134,9 @@ def test_cross_attention_of_any_widths_equals_a_loop_and_recalls_what_it_remembe
     queries, keys, values = (split_heads(x, 2) for x in (layer.query(query), layer.key(key), layer.value(value)))
     expected = layer.output(join_heads(loop(layer.query_norm(queries), layer.key_norm(keys), values, keep)))
     torch.testing.assert_close(layer(query, key, value, mask=mask), expected)
-    memory, order = layer.remember(key, value), torch.tensor([1, 0, 1])
+    memory, order = layer.project_memory(key, value), torch.tensor([1, 0, 1])
     memory.select(Rows(order, 2))
-    again = layer.recall(query[order], memory, mask=None if mask is None else mask[order])
+    again = layer.attend_memory(query[order], memory, mask=None if mask is None else mask[order])
     torch.testing.assert_close(again, expected[order])
 
 
@@ -177,7 +177,7 @@ def test_heads_whose_values_differ_in_width_equal_a_loop_with_matrices_of_each_h
             weights = (scores / math.sqrt(2)).softmax(0)
             heads.append(sum(weight * (w_value @ key) for weight, key in zip(weights, memory[b], strict=False)))
         torch.testing.assert_close(found[b, t], layer.output.weight @ torch.cat(heads))
-    with pytest.raises(ValueError, match=r"value_head_dim=\[3, 1\] has not one width for each of 3 heads"):
+    with pytest.raises(ValueError, match=r"value_head_dim=\[3, 1\] must have one width for each of 3 heads"):
         CrossAttention(6, 3, value_head_dim=widths[:2])
 
 

@@ -21,12 +21,12 @@ from lmtrain.generation.sampling import sample
 from lmtrain.nn.attention import padding_mask
 from lmtrain.nn.blocks import NormPosition
 from lmtrain.nn.cross_attention import CrossAttention
-from lmtrain.nn.encoder_decoder import DecoderState, Sizes
+from lmtrain.nn.encoder_decoder import DecoderState, EncoderDecoderConfig
 from lmtrain.nn.non_autoregressive import NonAutoregressive
 from lmtrain.nn.norms import NormKind, RMSNorm
 from lmtrain.nn.positions import sinusoidal
 from lmtrain.nn.seq2seq import Seq2Seq, guided_attention_loss, shift
-from tests.nn.translation import BEGIN, END, INPUTS, KINDS, LENGTHS, SIZES, SOURCE, TARGET, TARGET_LENGTHS, VALID, make
+from tests.nn.translation import BEGIN, CONFIG, END, INPUTS, KINDS, LENGTHS, SOURCE, TARGET, TARGET_LENGTHS, VALID, make
 
 
 @pytest.mark.parametrize("copy", [False, True])
@@ -41,7 +41,7 @@ from tests.nn.translation import BEGIN, END, INPUTS, KINDS, LENGTHS, SIZES, SOUR
 def test_cached_steps_equal_teacher_forcing(
     attention: Callable[..., nn.Module], copy: bool, position: NormPosition
 ) -> None:
-    model = make(replace(SIZES, copy=copy, cross_attention=attention, norm_position=position))
+    model = make(replace(CONFIG, copy=copy, cross_attention=attention, norm_position=position))
     expected = model(SOURCE, INPUTS, VALID)
     log_probs, state = model.start(SOURCE, VALID)
     torch.testing.assert_close(log_probs, expected[:, 0], atol=1e-5, rtol=0)
@@ -54,7 +54,7 @@ def test_cached_steps_equal_teacher_forcing(
 @pytest.mark.parametrize("attention", KINDS)
 def test_searches_choose_and_score_words_as_teacher_forcing_does(attention: type[nn.Module], copy: bool) -> None:
     """Rows that have ended are dropped between steps; those of a beam are also repeated."""
-    model = make(replace(SIZES, copy=copy, cross_attention=attention))
+    model = make(replace(CONFIG, copy=copy, cross_attention=attention))
     model.prediction.vocabulary.weight.data.mul_(3)
 
     def ends(ids: Sequence[int]) -> bool:
@@ -78,7 +78,7 @@ def test_searches_choose_and_score_words_as_teacher_forcing_does(attention: type
 @pytest.mark.parametrize("copy", [False, True])
 def test_padding_has_no_influence(copy: bool) -> None:
     """If the source is all padding, each position still has a distribution, from its target only."""
-    model = make(replace(SIZES, copy=copy))
+    model = make(replace(CONFIG, copy=copy))
     expected = model(SOURCE, INPUTS, torch.zeros_like(VALID))
     torch.testing.assert_close(expected.exp().sum(-1), torch.ones(3, 7))
     torch.testing.assert_close(model(SOURCE[:, :0], INPUTS), expected, atol=1e-6, rtol=0)
@@ -95,18 +95,18 @@ def test_a_later_input_leaves_earlier_outputs_and_every_source_word_matters() ->
     before = model(SOURCE, INPUTS, VALID)
     for t in range(1, INPUTS.shape[1]):
         changed = INPUTS.clone()
-        changed[:, t] = (changed[:, t] + 1) % SIZES.target_vocab
+        changed[:, t] = (changed[:, t] + 1) % CONFIG.target_vocab
         after = model(SOURCE, changed, VALID)
         torch.testing.assert_close(after[:, :t], before[:, :t])
         assert (after[:, t] - before[:, t]).abs().amax(-1).min() > 1e-3
     for t in range(SOURCE.shape[1]):
         other = SOURCE.clone()
-        other[0, t] = (other[0, t] + 1) % SIZES.source_vocab
+        other[0, t] = (other[0, t] + 1) % CONFIG.source_vocab
         assert (model(other, INPUTS, VALID) - before)[0].abs().amax(-1).min() > 1e-5
 
 
 def test_weights_fit_a_model_of_another_length() -> None:
-    model, longer = make(), make(replace(SIZES, max_length=30), seed=1)
+    model, longer = make(), make(replace(CONFIG, max_length=30), seed=1)
     longer.load_state_dict(model.state_dict())
     assert torch.equal(longer(SOURCE, INPUTS, VALID), model(SOURCE, INPUTS, VALID))
 
@@ -126,7 +126,7 @@ def test_the_embedding_adds_sinusoids_and_has_an_end() -> None:
 @pytest.mark.parametrize("kind", ["rms", "layer"])
 @pytest.mark.parametrize("position", ["pre", "post"])
 def test_encoder_and_decoder_end_with_a_norm(position: NormPosition, kind: NormKind) -> None:
-    model = make(replace(SIZES, norm_position=position, norm_kind=kind))
+    model = make(replace(CONFIG, norm_position=position, norm_kind=kind))
     memory, valid = model.encoder(SOURCE, VALID)
     torch.testing.assert_close(memory.square().mean(-1), torch.ones(3, 6), atol=1e-4, rtol=0)
     states = model.decoder(model.embedding(INPUTS), memory, valid)
@@ -145,15 +145,15 @@ def test_gradients_reach_every_parameter(
     kind: Literal["seq2seq", "predicted", "fixed"], attention: type[nn.Module], copy: bool, bf16: bool
 ) -> None:
     torch.manual_seed(0)
-    sizes = replace(SIZES, copy=copy, cross_attention=attention, dropout=0.1)
+    config = replace(CONFIG, copy=copy, cross_attention=attention, dropout=0.1)
     lengths = torch.tensor(TARGET_LENGTHS)
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         model: Seq2Seq | NonAutoregressive
         if kind == "seq2seq":
-            model = Seq2Seq(sizes)
+            model = Seq2Seq(config)
             loss = model.loss(SOURCE, TARGET, VALID, lengths, sampling=0.5, guided=1.0)
         else:
-            model = NonAutoregressive(sizes, kind)
+            model = NonAutoregressive(config, kind)
             loss = model.loss(SOURCE, TARGET, VALID, lengths)
     assert loss.dtype == torch.float32
     loss.backward()  # type: ignore[no-untyped-call]
@@ -164,7 +164,7 @@ def test_gradients_reach_every_parameter(
 
 
 def test_a_selected_state_continues_and_a_full_one_is_rejected() -> None:
-    model = make(replace(SIZES, copy=True))
+    model = make(replace(CONFIG, copy=True))
     _, state = model.start(SOURCE, VALID)
     chosen: DecoderState = state.select(torch.tensor([2, 2, 0]))
     after, chosen = model.step(chosen, INPUTS[[2, 1, 0], 1])
@@ -172,13 +172,13 @@ def test_a_selected_state_continues_and_a_full_one_is_rejected() -> None:
     torch.testing.assert_close(after, expected[:, 1], atol=1e-5, rtol=0)
     for _ in range(7):
         _, chosen = model.step(chosen, INPUTS[:, 1])
-    assert chosen.length == SIZES.max_length
+    assert chosen.length == CONFIG.max_length
     with pytest.raises(ValueError, match="max_length=9"):
         model.step(chosen, INPUTS[:, 1])
 
 
 def test_the_copy_distribution_equals_a_loop() -> None:
-    head = make(replace(SIZES, copy=True)).prediction
+    head = make(replace(CONFIG, copy=True)).prediction
     assert head.pointer is not None
     assert head.gate is not None
     states, memory = torch.randn(3, 2, 16), torch.randn(3, 6, 16)
@@ -195,15 +195,15 @@ def test_the_copy_distribution_equals_a_loop() -> None:
 
 
 def test_copying_needs_shared_ids() -> None:
-    assert make(replace(SIZES, source_vocab=7, copy=True)).prediction.pointer is not None
+    assert make(replace(CONFIG, source_vocab=7, copy=True)).prediction.pointer is not None
     with pytest.raises(ValueError, match="source_vocab=8"):
-        Sizes(source_vocab=8, target_vocab=7, copy=True)
+        EncoderDecoderConfig(source_vocab=8, target_vocab=7, copy=True)
     with pytest.raises(ValueError, match="target_vocab=2"):
-        Sizes(source_vocab=8, target_vocab=2)
+        EncoderDecoderConfig(source_vocab=8, target_vocab=2)
 
 
 def test_dropout_is_for_training_only() -> None:
-    model = make(replace(SIZES, dropout=0.5))
+    model = make(replace(CONFIG, dropout=0.5))
     assert torch.equal(model(SOURCE, INPUTS, VALID), model(SOURCE, INPUTS, VALID))
     model.train()
     assert not torch.equal(model(SOURCE, INPUTS, VALID), model(SOURCE, INPUTS, VALID))
@@ -211,7 +211,7 @@ def test_dropout_is_for_training_only() -> None:
 
 def test_shift_puts_begin_before_and_end_behind() -> None:
     target = torch.tensor([[1, 2, 3], [4, 0, 0], [2, 2, 2]])
-    inputs, labels, real = shift(target, torch.tensor([3, 1, 0]), SIZES)
+    inputs, labels, real = shift(target, torch.tensor([3, 1, 0]), CONFIG)
     assert inputs.tolist() == [[BEGIN, 1, 2, 3], [BEGIN, 4, END, END], [BEGIN, END, END, END]]
     assert labels.tolist() == [[1, 2, 3, END], [4, END, END, END], [END] * 4]
     assert real.tolist() == [[True] * 4, [True, True, False, False], [True, False, False, False]]
@@ -228,7 +228,7 @@ def mean_loss(model: Seq2Seq, rows: list[list[int]]) -> float:
 
 @pytest.mark.parametrize("copy", [False, True])
 def test_loss_equals_a_loop(copy: bool) -> None:
-    model = make(replace(SIZES, copy=copy))
+    model = make(replace(CONFIG, copy=copy))
     loss = model.loss(SOURCE, TARGET, VALID, torch.tensor(TARGET_LENGTHS))
     assert loss.item() == pytest.approx(mean_loss(model, TARGET.tolist()), abs=1e-5)
     assert torch.equal(loss, model.loss(SOURCE, TARGET, VALID, torch.tensor(TARGET_LENGTHS), sampling=0.0))
@@ -245,7 +245,7 @@ def test_scheduled_sampling_reads_what_the_first_pass_predicted() -> None:
     torch.manual_seed(3)
     loss = model.loss(SOURCE, TARGET, VALID, lengths, sampling=1.0)
     torch.manual_seed(3)
-    inputs, _, _ = shift(TARGET, lengths, SIZES)
+    inputs, _, _ = shift(TARGET, lengths, CONFIG)
     sampled = torch.multinomial(model(SOURCE, inputs, VALID).exp().flatten(0, 1), 1).view_as(inputs)
     rows = [[int(sampled[b, t - 1]) for t in range(1, 5)] for b in range(3)]
     assert loss.item() == pytest.approx(mean_loss(model, rows), abs=1e-5)
@@ -283,13 +283,13 @@ def test_guided_attention_is_added_to_the_loss_in_the_same_pass() -> None:
     model = make()
     lengths = torch.tensor(TARGET_LENGTHS)
     plain = model.loss(SOURCE, TARGET, VALID, lengths)
-    inputs, _, _ = shift(TARGET, lengths, SIZES)
+    inputs, _, _ = shift(TARGET, lengths, CONFIG)
     guide = guided_attention_loss(model.cross_weights(SOURCE, inputs, VALID), lengths + 1, torch.tensor(LENGTHS))
     passes: list[nn.Module] = []
     for block in model.decoder.blocks:
         block.feed_forward.register_forward_hook(lambda layer, *_: passes.append(layer))
     torch.testing.assert_close(model.loss(SOURCE, TARGET, VALID, lengths, guided=3.0), plain + 3 * guide)
-    assert len(passes) == SIZES.decoder_layers
+    assert len(passes) == CONFIG.decoder_layers
     layer = model.decoder.blocks[0].cross_attention
     difference = model.loss(SOURCE, TARGET, VALID, lengths, guided=3.0) - model.loss(SOURCE, TARGET, VALID, lengths)
     (gradient,) = torch.autograd.grad(difference, layer.query.weight)
@@ -333,13 +333,13 @@ def test_dropout_is_applied_to_every_embedding_and_residual(monkeypatch: pytest.
         return x
 
     monkeypatch.setattr(F, "dropout", counted)
-    model = make(replace(SIZES, dropout=0.25, encoder_layers=3, decoder_layers=4))
+    model = make(replace(CONFIG, dropout=0.25, encoder_layers=3, decoder_layers=4))
     model.train()(SOURCE, INPUTS, VALID)
     assert rates == [0.25] * (2 + 3 * 2 + 4 * 3)
 
 
 def test_the_feed_forward_layers_have_their_width() -> None:
-    model = make(replace(SIZES, ff_dim=40))
+    model = make(replace(CONFIG, ff_dim=40))
     shapes = {tuple(value.shape) for name, value in model.named_parameters() if "feed_forward." in name}
     assert {40, 16} == {size for shape in shapes for size in shape}
 

@@ -58,10 +58,10 @@ def test_a_run_that_does_not_say_what_its_text_was_is_used_with_a_note(
     shutil.copytree(HERE / name, folder / "run")
     score = lmtrain.load("run", checkpoint="last", device="cpu").evaluate(source=Path("text.txt"))
     assert score.tokens == store.split("valid").tokens
-    assert "run is of an earlier version: whether" in capsys.readouterr().err
+    assert "run is of an earlier version: lmtrain can't check that" in capsys.readouterr().err
     found = prepare(plan_run(None, [], folder / "run"))
     assert fit(*found, folder / "run").step == 10
-    assert "the run is of an earlier version: whether its text is still the same can't be checked" in notes
+    assert "the run is of an earlier version: lmtrain can't check that its text is unchanged" in notes
 
 
 def test_every_format_has_its_example() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
 from lmtrain.model.objective import Objective
-from lmtrain.training.compilation import _can_be_recorded, _is_long
+from lmtrain.training.compilation import _can_be_captured, _is_long
 from lmtrain.training.schedule import Budget
 from tests.helpers import CPU, compiles
 from tests.training.helpers import OUT_OF_MEMORY, change, start, take_step, without_dropout
@@ -32,7 +32,7 @@ def test_the_compiled_model_trains_like_the_plain_one(tiny: Config, notes: list[
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_a_recorded_step_trains_like_the_plain_one(tiny: Config, precision: str) -> None:
+def test_a_captured_step_trains_like_the_plain_one(tiny: Config, precision: str) -> None:
     losses = []
     counters = torch._dynamo.utils.counters
     counters.clear()
@@ -41,7 +41,7 @@ def test_a_recorded_step_trains_like_the_plain_one(tiny: Config, precision: str)
         state = start(change(without_dropout(tiny), **fields, train__compile=wanted))
         losses.append([float(take_step(state, 1e-3)[0]) for _ in range(5)])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4 if precision == "fp32" else 1e-2)
-    assert not counters["inductor"]["cudagraph_skips"], "the passes ran, but no graph was recorded"
+    assert not counters["inductor"]["cudagraph_skips"], "the passes ran, but no graph was captured"
 
 
 @pytest.mark.parametrize(
@@ -90,9 +90,9 @@ def test_what_is_compiled_with_cudnn_s_attention(
         ({"model__output": "adaptive"}, "cuda", False),
     ],
 )
-def test_what_a_cuda_graph_may_record(tiny: Config, fields: dict[str, Any], device: str, expected: bool) -> None:
+def test_what_a_cuda_graph_may_capture(tiny: Config, fields: dict[str, Any], device: str, expected: bool) -> None:
     config = change(tiny, train__batch_size=4, **{"train__micro_batch": 4, **fields})
-    assert _can_be_recorded(config, torch.device(device)) == expected
+    assert _can_be_captured(config, torch.device(device)) == expected
 
 
 def test_only_a_run_of_three_minutes_is_compiled(tiny: Config) -> None:

@@ -28,7 +28,7 @@ STABLE: dict[str, Any] = {
     "train__keep": 1,
     "train__sample_prompts": [],
 }
-"""Of 8 steps the last 2 decay, of 16 the last 4; with dropout, averaged weights, and an evaluation each 5 steps."""
+"""Of 8 steps the last 2 decay, of 16 the last 4; with dropout, EMA weights, and an evaluation each 5 steps."""
 
 
 @pytest.mark.parametrize(

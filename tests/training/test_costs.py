@@ -143,7 +143,7 @@ def test_the_memory_of_the_optimizer_is_that_of_its_state(tiny: Config, kind: st
     config = change(tiny, train__optimizer=kind)
     model = LanguageModel(config.model, 500)
     optimizer = make_optimizer(model, config.train)
-    model(*blank_batch(config.model, config.train.rows, CPU)).sum().backward()
+    model(*blank_batch(config.model, config.train.micro_batch_size, CPU)).sum().backward()
     optimizer.step_unless(torch.tensor(False))
     kept = sum(4 * value.numel() for state in optimizer.state.values() for value in state.values() if value.ndim)
     assert memory_estimate(config, 500, "fp32")["optimizer"] == kept
@@ -200,6 +200,6 @@ def test_a_dry_run_has_all_figures(
     assert estimate["device_memory_bytes"] > found["memory_bytes"]["total"]
 
 
-def test_averaged_weights_take_as_much_memory_as_the_weights(tiny: Config) -> None:
+def test_ema_weights_take_as_much_memory_as_the_weights(tiny: Config) -> None:
     found = [memory_estimate(change(tiny, train__ema=ema), 500, "fp32") for ema in (0.9, None)]
     assert [each["averaged weights"] for each in found] == [found[0]["weights"], 0]

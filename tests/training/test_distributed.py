@@ -282,7 +282,7 @@ def test_auto_shards_what_is_too_large_and_can_be_sharded(tiny: Config, monkeypa
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_one_process_over_nccl(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    # Samples long enough that their steps are recorded as a CUDA graph, beside NCCL.
+    # Samples long enough that their steps are captured as a CUDA graph, beside NCCL.
     config = change(tiny, **SHORT, train__device="cuda", train__parallel=kind, train__sample_tokens=WARM_UP + 4)
     run(config, tmp_path / "single")
     server = meeting_place()

@@ -20,7 +20,7 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
 from lmtrain.system.messages import log, log_level
-from lmtrain.training.monitor import CHARTS, Monitor, RunMonitor, literal, table
+from lmtrain.training.monitor import CHARTS, Monitor, RunMonitor, escape_markdown, table
 from lmtrain.training.validation import POOL_TOKENS, evaluating, show_samples
 from tests.helpers import terminal
 from tests.training.helpers import events, metrics, start
@@ -114,7 +114,7 @@ def test_a_truncated_metrics_file_is_cut_at_its_last_complete_line(tmp_path: Pat
 def test_text_is_shown_literally(tmp_path: Path) -> None:
     text = "= A <unk> title =\n# not a heading\n1. *x* _y_ @-@ `z` | & &amp; \\ [a](b)\n- <script>é</script>\n===\nend"
     reports = monitor(tmp_path)
-    reports.text(5, "sample", literal(text))
+    reports.text(5, "sample", escape_markdown(text))
     reports.close()
     (event,) = events(tmp_path).Tensors("sample/text_summary")
     assert event.step == 5
@@ -231,7 +231,7 @@ def test_samples_and_pooling_weights_are_the_same_each_time(tiny: Config, store:
             show_samples(state, Texts())
     assert shown[:2] == shown[2:]
     (greedy,) = complete(state.model, store.tokenizer, ["The"], Options(max_tokens=tiny.train.sample_tokens))
-    assert not shown[0].endswith(literal(greedy.completions[0].text))
+    assert not shown[0].endswith(escape_markdown(greedy.completions[0].text))
     ids = store.split("valid").ids[:POOL_TOKENS].tolist()
     weights = state.model.eval().pool_weights(torch.tensor([ids])).numpy()
     assert shown[1] == table([store.tokenizer.token(index) for index in ids], weights)

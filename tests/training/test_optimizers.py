@@ -1,4 +1,4 @@
-"""AdamW against torch's unfused one, averaged weights against a loop; Muon against plain steps and singular values."""
+"""AdamW against torch's unfused one, EMA weights against a loop; Muon against plain steps and singular values."""
 
 from collections.abc import Callable
 from typing import Any
@@ -69,7 +69,7 @@ def test_matrices_decay_and_vectors_do_not() -> None:
         torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)
 
 
-def test_averaged_weights_equal_a_loop() -> None:
+def test_ema_weights_equal_a_loop() -> None:
     model, _ = _pair()
     ema = {name: value.detach().clone() for name, value in model.named_parameters()}
     expected = {name: value.double() for name, value in ema.items()}

@@ -28,7 +28,7 @@ def continued(tiny: Config, base: Path) -> Config:
 
 
 @pytest.mark.parametrize(("base_ema", "ema", "weights"), [(0.9, 0.9, "ema"), (0.9, None, "ema"), (None, 0.9, "raw")])
-def test_the_initial_weights_are_the_best_averaged_ones_if_there_are_any(
+def test_the_initial_weights_are_the_best_ema_ones_if_there_are_any(
     tiny: Config, tmp_path: Path, base_ema: float | None, ema: float | None, weights: str
 ) -> None:
     run(change(tiny, train__ema=base_ema), tmp_path)

@@ -84,7 +84,7 @@ def test_the_sizes_follow_from_the_minutes_and_the_dropout_from_the_epochs() -> 
 def test_the_batch_fits_the_context_whatever_decides_it(folder: Path, context: int, windows: int) -> None:
     given = [f"model.context={context}", "train.device=cpu"]
     assert plan_run(None, given).config.train.batch_size == windows
-    assert plan_run(None, [*given, f"train.micro_batch={windows}"]).config.train.rows == windows
+    assert plan_run(None, [*given, f"train.micro_batch={windows}"]).config.train.micro_batch_size == windows
     assert plan_run(None, [*given, "train.batch_size=3", "train.steps=5"]).config.train.batch_size == 3
     create_run(Path("runs/base"), plan_run(None, given).config)
     fine_tuned = plan_run(None, ["run.name=tuned", "train.init_from=runs/base", "train.device=cpu"]).config
