@@ -12,10 +12,10 @@ MINUTES = 10.0
 """The budget if no field sets one."""
 SIZES = (
     # core-minutes, width, blocks, training tokens per core-minute
-    (60, 128, 4, 280_000),
-    (240, 192, 6, 105_000),
-    (1_200, 256, 8, 50_000),
-    (math.inf, 384, 12, 18_000),
+    (60, 128, 4, 350_000),
+    (240, 192, 6, 130_000),
+    (1_200, 256, 8, 60_000),
+    (math.inf, 384, 12, 22_000),
 )
 """The size of the model by budget, and about how fast it trains: only the order of magnitude matters."""
 DROPOUTS = (
@@ -46,10 +46,10 @@ def automatic(
 ) -> Config:
     """Return the recipe for a training text of `tokens` on a machine; without `minutes` another field sets the budget.
 
-    `cores` are those of the CPU or, for a GPU, the number of them that would be as fast. The budget in core-minutes decides the size
-    of the model; a budget that is not in minutes counts as `MINUTES`. The number of passes over the text, at most
-    `epochs`, decides the dropout. `context` is given if something else decides it. A step reads 1,024 tokens, but at
-    most 4 windows; on a GPU eight times as many.
+    `cores` are those of the CPU or, for a GPU, the number of them that would be as fast. The budget in core-minutes
+    decides the size of the model; a budget that is not in minutes counts as `MINUTES`. The number of passes over the
+    text, at most `epochs`, decides the dropout. `context` is given if something else decides it. A step reads 2,048
+    tokens, but at most 4 windows; on a GPU 8,192 and 32.
     """
     work = (minutes or MINUTES) * cores
     width, blocks, speed = next(size for most, *size in SIZES if work <= most)
@@ -57,6 +57,7 @@ def automatic(
     inner, outer = next(dropouts for most, *dropouts in DROPOUTS if passes <= most)
     context = context or min(CONTEXT, 2 ** int(math.log2(max(8, tokens / 4))))
     is_large = vocab_size > LARGE_VOCABULARY
+    tokens_per_step, most_windows = (8_192, 32) if cuda else (2_048, 4)
     return Config(
         model=ModelConfig(
             context=context,
@@ -74,7 +75,7 @@ def automatic(
             output_dropout=outer,
         ),
         train=TrainConfig(
-            batch_size=max(1, (32 if cuda else 4) * 256 // max(256, context)),
+            batch_size=max(1, min(most_windows, tokens_per_step // context)),
             max_minutes=minutes,
             optimizer="muon",
             lr=3e-3,

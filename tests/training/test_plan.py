@@ -80,7 +80,7 @@ def test_the_sizes_follow_from_the_minutes_and_the_dropout_from_the_epochs() -> 
     assert automatic(10**4, 1000, 2, False, MINUTES, epochs=1).model.dropout == 0
 
 
-@pytest.mark.parametrize(("context", "windows"), [(16, 4), (256, 4), (512, 2), (4096, 1)])
+@pytest.mark.parametrize(("context", "windows"), [(16, 4), (512, 4), (1024, 2), (4096, 1)])
 def test_the_batch_fits_the_context_whatever_decides_it(folder: Path, context: int, windows: int) -> None:
     given = [f"model.context={context}", "train.device=cpu"]
     assert plan_run(None, given).config.train.batch_size == windows
