@@ -17,7 +17,7 @@ SIZES = (
     (1_200, 256, 8, 60_000),
     (math.inf, 384, 12, 22_000),
 )
-"""The size of the model by budget, and about how fast it trains: only the order of magnitude matters."""
+"""The size of the model by budget, and about how fast it trains, by which the passes over the text are estimated."""
 DROPOUTS = (
     # passes over the text, dropout in the blocks, dropout of the input and the output
     (3, 0.0, 0.0),

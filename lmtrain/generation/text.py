@@ -11,7 +11,7 @@ from lmtrain.generation.stops import Ending, Stops
 
 def unknown_words(tokenizer: Tokenizer, prompt: str) -> list[str]:
     """Return the words of a prompt that the model reads as `<unk>`, without duplicates."""
-    if tokenizer.unk_id is None:
+    if tokenizer.unk_id is None:  # saves encoding each word
         return []
     return [word for word in dict.fromkeys(prompt.split()) if tokenizer.count_unknown(word, tokenizer.encode(word))]
 

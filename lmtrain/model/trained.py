@@ -56,8 +56,8 @@ def trained_weights(run_dir: Path, which: str | None, weights: str) -> TrainedWe
         raise LmtrainError(f"{folder} has no EMA weights: use --weights raw, or train with train.ema")
     if loaded.info.get("tokenizer") != tokenizer.sha256:
         raise LmtrainError(f"{run_dir / run_folder.TOKENIZER} is not the tokenizer that {folder} was trained with")
-    averaged = weights != "raw" and "ema" in loaded.tensors
-    tensors = loaded.tensors["model"] | (loaded.tensors["ema"] if averaged else {})
+    use_ema = weights != "raw" and "ema" in loaded.tensors
+    tensors = loaded.tensors["model"] | (loaded.tensors["ema"] if use_ema else {})
     width = (config.model.dim,)  # by which tables are allocated
     try:
         if "pool.seed" in tensors and tensors["pool.seed"].shape != width:
@@ -66,7 +66,7 @@ def trained_weights(run_dir: Path, which: str | None, weights: str) -> TrainedWe
         checkpoint.check_shapes(tensors, dict(model.named_parameters()))
     except (RuntimeError, ValueError) as error:
         raise LmtrainError(f"{folder} does not fit {run_dir / run_folder.CONFIG}: {error}") from error
-    return TrainedWeights(run_dir, config, tokenizer, tensors, "ema" if averaged else "raw", loaded.info)
+    return TrainedWeights(run_dir, config, tokenizer, tensors, "ema" if use_ema else "raw", loaded.info)
 
 
 def load_weights(run_dirs: Sequence[Path], which: str | None, weights: str) -> tuple[TrainedWeights, ...]:

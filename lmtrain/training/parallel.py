@@ -28,8 +28,7 @@ STATE_FRACTION = 0.5
 """Fraction of a device's memory that parameters, gradients and optimizer state may fill before `auto` shards them."""
 
 GradientSync = Callable[[bool], None]
-"""Called before the passes of a micro-batch. After those of the last one of a step (argument True), gradients are
-summed over the processes."""
+"""The type of `TrainState.set_requires_gradient_sync`."""
 
 
 def with_micro_batch(config: Config, processes: ProcessGroup) -> Config:

@@ -122,14 +122,14 @@ def new_state(
         forward = compiled_forward(objective, config, make_budget(config, store), device, precision)
     compiled = forward is not objective
     forward, set_requires_gradient_sync = distribute(strategy, model, forward, device, precision, processes)
-    averaged = {name: value.detach().clone() for name, value in model.named_parameters()} if config.train.ema else None
+    ema = {name: value.detach().clone() for name, value in model.named_parameters()} if config.train.ema else None
     return TrainState(
         config=config,
         model=model,
         forward=forward,
         optimizer=make_optimizer(model, config.train),
         scaler=torch.amp.GradScaler(device.type, enabled=precision == "fp16"),
-        ema=averaged,
+        ema=ema,
         store=store,
         order=sample_order(config, store),
         device=device,

@@ -163,25 +163,25 @@ def plain(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return write(tmp_path / f"train{request.param}", "".join(f"{row}\n" for row in rows))
 
 
-@pytest.mark.parametrize("ending", PACK)
-def test_compressed_text_is_the_text(plain: Path, ending: str) -> None:
-    packed = write(plain.with_name(plain.name + ending), PACK[ending](plain.read_bytes()))
+@pytest.mark.parametrize("extension", PACK)
+def test_compressed_text_is_the_text(plain: Path, extension: str) -> None:
+    packed = write(plain.with_name(plain.name + extension), PACK[extension](plain.read_bytes()))
     assert local.kind(packed) in local.SUFFIXES
     assert len(read(packed)) == 6_000
     assert read(packed) == read(plain)
 
 
-@pytest.mark.parametrize("ending", PACK)
+@pytest.mark.parametrize("extension", PACK)
 @pytest.mark.parametrize("damage", ["cut", "flip", "other"])
-def test_damage_names_the_file(plain: Path, ending: str, damage: str) -> None:
-    content = bytearray(PACK[ending](plain.read_bytes()))
+def test_damage_names_the_file(plain: Path, extension: str, damage: str) -> None:
+    content = bytearray(PACK[extension](plain.read_bytes()))
     middle = len(content) // 2
     if damage == "flip":
-        if ending == ".zst":
+        if extension == ".zst":
             pytest.skip("this zstd writes no checksums, so a changed byte is another text")
         content[middle : middle + 20] = bytes(byte ^ 0x55 for byte in content[middle : middle + 20])
     damaged = {"cut": bytes(content[:middle]), "flip": bytes(content), "other": b"no such thing"}[damage]
-    packed = write(plain.with_name(plain.name + ending), damaged)
+    packed = write(plain.with_name(plain.name + extension), damaged)
     lines = list[Line]()
     with pytest.raises(LmtrainError) as found:
         lines.extend(local.read_lines([packed], "text"))  # which keeps those before the error
@@ -192,10 +192,10 @@ def test_damage_names_the_file(plain: Path, ending: str, damage: str) -> None:
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("ending", PACK)
-def test_what_follows_a_damaged_stream_is_not_ignored(tmp_path: Path, ending: str) -> None:
-    streams = [PACK[ending](f"part {number}\n".encode() * 1_000) for number in range(4)]
-    path = write(tmp_path / f"train.txt{ending}", b"".join(streams))
+@pytest.mark.parametrize("extension", PACK)
+def test_what_follows_a_damaged_stream_is_not_ignored(tmp_path: Path, extension: str) -> None:
+    streams = [PACK[extension](f"part {number}\n".encode() * 1_000) for number in range(4)]
+    path = write(tmp_path / f"train.txt{extension}", b"".join(streams))
     assert len(read(path)) == 4_000
     streams[1] = bytes(byte ^ 0x55 for byte in streams[1][:2]) + streams[1][2:]
     write(path, b"".join(streams))

@@ -52,7 +52,7 @@ def example() -> tuple[Config, TokenStore]:
 
 
 def loss(run_dir: Path) -> float:
-    """Nats per token of the start of the text under the stored averaged weights."""
+    """Nats per token of the start of the text under the stored EMA weights."""
     trained = lmtrain.load(run_dir, checkpoint="last", weights="auto", device="cpu")
     ids = torch.tensor([trained.tokenizer.encode(TEXT[:33])]).view(3, 11)
     with torch.no_grad():

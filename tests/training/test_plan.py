@@ -77,10 +77,11 @@ def test_the_sizes_follow_from_the_minutes_and_the_dropout_from_the_epochs() -> 
     assert sizes(100.0) == (192, 0)  # the time ends long before the epochs
     assert sizes(None) == (128, 0.2)
     assert automatic(10**9, 1000, 2000, True, MINUTES).model.dim == 384  # a GPU
+    assert [automatic(7 * 10**6 // 3 + rest, 1000, 2, False, 10).model.dropout for rest in (0, 1)] == [0.1, 0]
     assert automatic(10**4, 1000, 2, False, MINUTES, epochs=1).model.dropout == 0
 
 
-@pytest.mark.parametrize(("context", "windows"), [(16, 4), (512, 4), (1024, 2), (4096, 1)])
+@pytest.mark.parametrize(("context", "windows"), [(16, 4), (256, 4), (512, 4), (1024, 2), (4096, 1)])
 def test_the_batch_fits_the_context_whatever_decides_it(folder: Path, context: int, windows: int) -> None:
     given = [f"model.context={context}", "train.device=cpu"]
     assert plan_run(None, given).config.train.batch_size == windows
@@ -104,6 +105,7 @@ def test_a_gpu_counts_by_its_multiprocessors(folder: Path, monkeypatch: pytest.M
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, size=size: size)
         config = plan_run(None, []).config
         assert (config.model.dim, config.train.batch_size, config.train.max_minutes) == (width, 8, 10)
+    assert plan_run(None, ["model.context=16"]).config.train.batch_size == 32
 
 
 def test_the_dropout_depends_on_how_often_the_text_is_read_whatever_the_unit_of_the_budget(folder: Path) -> None:
