@@ -97,13 +97,11 @@ class Detokenizer:
         if word == "'":
             possessive = bool(self._before) and self._before[-1] in "sS"
             self._tight = self._open_single = not self._open_single and not possessive
-        elif word not in _CONTRACTIONS and len(word) > 1 and (word[0] == "'" or word[-1] == "'"):
-            self._open_single = word[-1] != "'"
         elif self._before == "'" and word[0].isdigit():
             self._open_single = False  # the '70s
         if word.count('"') % 2:
             self._open_double = not self._open_double
-            self._tight = self._tight or (word == '"' and self._open_double)
+            self._tight = word == '"' and self._open_double
         if not self._before:
             self._heading = word[0] == "="
         self._before = word
@@ -145,7 +143,7 @@ def _words(piece: str, known: Callable[[str], bool]) -> Iterator[str]:
             if word == "'":  # it 's, O 'Brien
                 word += units[end]
                 end += 1
-            elif (word == "-" or (word in {",", "."} and is_number)) and known(f"@{word}@"):
+            elif (word == "-" or is_number) and known(f"@{word}@"):
                 word = f"@{word}@"
         else:
             for longer in range(min(len(units), start + _LONGEST_WORD), end, -1):

@@ -12,8 +12,10 @@ SENTENCES = {
         "It grows to 60 cm (24 in); some [rarely] to 90% more: why?"
     ),
     'He said " it is " , and " no " .': 'He said "it is", and "no".',
+    'The word " it " is short': 'The word "it" is short',
     "She isn 't \" what they 're saying \"": "She isn't \"what they're saying\"",
     "The Smiths ' dog 's tail and O 'Brien": "The Smiths' dog's tail and O'Brien",
+    "O 'Brien saw ' the Rock ' twice": "O'Brien saw 'the Rock' twice",
     "They called it ' the Rock ' in the ' 70s , and ' the Stone ' later": (
         "They called it 'the Rock' in the '70s, and 'the Stone' later"
     ),

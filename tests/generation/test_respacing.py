@@ -30,7 +30,7 @@ SENTENCES = {
     "the ship. The big... U.S.?": "the ship . The big ... U.S. ?",
     "a half- and well-known": "a half - and well @-@ known",
     "known\u00a0ship,\t1,250\r": "known\u00a0ship ,\t1 @,@ 250\r",
-    "1,x,big": "1 , x , big",
+    "1,x,5,big": "1 , x , 5 , big",
     "The well-": "The well @-@",
 }
 WORDS = st.sampled_from(sorted(VOCABULARY))
@@ -78,3 +78,4 @@ def test_long_words_and_numbers_beside_unknown_words() -> None:
     assert respace("(a-b-c-d)", known) == "( a-b-c-d )"
     known = {"@.@", "@,@", "3", ",", "."}.__contains__
     assert respace("3.<unk>", known) == "3 @.@ <unk>"
+    assert respace("3-3.3", known) == "3 - 3 @.@ 3"
