@@ -46,6 +46,10 @@ WRONG_USAGE = {
         ["generate", "x", "--results", "5"],
         "--results 5: only 1 text is generated for each prompt; lower it, or raise samples or beams",
     ),
+    "more results than beams": (
+        ["generate", "x", "--beams", "2", "--results", "5"],
+        "--results 5: 2 texts are generated for each prompt; lower it, or raise samples or beams",
+    ),
     "a configuration as a source": (["train", "type.yaml"], "type.yaml is a configuration: write `-c type.yaml`"),
     "a configuration with a space": (
         ["train", "my type.yaml"],

@@ -219,6 +219,11 @@ def test_foreign_files_in_the_corpus_folder_survive(load: Importer, small: Path)
             load(small)
         assert (foreign / name).read_text() == "years of work"
         assert load.notes == [] or name == "manifest.json"
+    shutil.rmtree(foreign)
+    write(foreign, "years of work")
+    with pytest.raises(LmtrainError, match="holds files that lmtrain didn't write"):
+        load(small)
+    assert foreign.read_text() == "years of work"
 
 
 def test_an_empty_folder_is_not_made_again(load: Importer, small: Path) -> None:

@@ -80,7 +80,7 @@ def test_the_string_that_begins_first_ends_the_text() -> None:
 CASES = {
     "word": [
         ("line", "a b\nc", "a b\n", "line"),
-        ("line", "a b c", None, None),
+        ("line", "a b . c", None, None),
         ("sentence", "a b . c", "a b .", "sentence"),
         ("sentence", "d !", "d !", "sentence"),
         ("sentence", "a b\nc .", "a b\n", "line"),

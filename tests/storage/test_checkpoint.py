@@ -156,6 +156,10 @@ def test_a_score_of_another_kind_does_not_hide_the_other_checkpoints(tmp_path: P
 
 def test_a_run_of_which_all_checkpoints_were_set_aside_does_not_start_over(tmp_path: Path) -> None:
     folder = _save(tmp_path, 1)
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[::-1])
+    with pytest.raises(LmtrainError, match=r"no good checkpoint \(.*model\.safetensors is damaged .*\): step"):
+        run_checkpoints.last(tmp_path)
     folder.rename(f"{folder}.damaged")
     with pytest.raises(LmtrainError, match=r"has no good checkpoint: step-00000001\.damaged can't be resumed from"):
         run_checkpoints.last(tmp_path)
