@@ -114,7 +114,7 @@ def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str) ->
             "valid.txt"
         )
     bounds: list[int] = []
-    if len(starts) >= _FEW and share * len(starts) >= 1:
+    if share * len(starts) >= 1:
         bounds = starts[_whole_units(ends, len(starts))].tolist()
     if bounds and all(0.5 <= size / (share * whole["bytes"]) <= 2 for size in _bytes_from(path, bounds)):
         unit = "documents"

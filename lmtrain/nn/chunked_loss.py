@@ -131,10 +131,9 @@ def _chunks(targets: Tensor, sizes: Sequence[int], rows: int) -> Iterator[tuple[
     for size in sizes:
         in_cluster = ((targets >= start) & (targets < start + size)).nonzero().squeeze(-1)
         for members in torch.split(in_cluster, rows):
-            if len(members):
-                missing = min(-len(members) % MULTIPLE, rows - len(members))
-                filled = F.pad(members, (0, missing), value=-1)
-                yield slice(start, start + size), filled, (targets[filled] - start).clamp_(min=0)
+            missing = min(-len(members) % MULTIPLE, rows - len(members))
+            filled = F.pad(members, (0, missing), value=-1)
+            yield slice(start, start + size), filled, (targets[filled] - start).clamp_(min=0)
         start += size
 
 

@@ -184,8 +184,7 @@ def _replace_folder(path: Path, temporary: Path) -> None:
             disk.rename(older, path)
         raise
     disk.sync(path.parent)
-    if replaces:
-        disk.remove(older)
+    disk.remove(older)
 
 
 def recover(parent: Path) -> None:
