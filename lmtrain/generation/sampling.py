@@ -144,8 +144,8 @@ def _highest(values: Tensor, count: int) -> Tensor:
     """Return the `count` highest of each row, highest first: (R, V) -> (R, count). On a CPU, NumPy is faster."""
     if not values.is_cpu:
         return values.topk(count).values
-    highest = np.partition(values.detach().numpy(), -count, axis=-1)[:, -count:]
-    return torch.from_numpy(np.sort(highest, axis=-1)[:, ::-1].copy())
+    highest = np.partition(values.detach().numpy(), -count)[:, -count:]
+    return torch.from_numpy(np.sort(highest)[:, ::-1].copy())
 
 
 def _uniform(keys: Sequence[str]) -> Tensor:

@@ -29,10 +29,9 @@ def cooccurrence_embedding(ids: np.ndarray, vocab_size: int, width: int) -> Tens
     vectors = torch.zeros(vocab_size, width)
     word, context, count = _contexts(ids[:TOKENS], vocab_size)
     information = _pointwise_information(word, context, count, vocab_size)
-    if information.values().numel():
-        rank = min(width, *information.shape)
-        left, singular = left_singular_vectors(information, min(rank + 16, *information.shape))
-        vectors[:, :rank] = left[:, :rank] * singular[:rank].sqrt()
+    rank = min(width, *information.shape)
+    left, singular = left_singular_vectors(information, min(rank + 16, *information.shape))
+    vectors[:, :rank] = left[:, :rank] * singular[:rank].sqrt()
     rotation, _ = torch.linalg.qr(torch.randn(width, width))
     vectors = vectors @ rotation
     norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)

@@ -88,7 +88,7 @@ class RunMonitor(Monitor):
         self._run_dir, self._path = run_dir, run_dir / METRICS
         self._file = _open_metrics(self._path, metrics_bytes)
         with write_errors(run_dir):
-            self._events = untyped.SummaryWriter(run_dir, purge_step=step + 1 if step else 0, flush_secs=30)
+            self._events = untyped.SummaryWriter(run_dir, purge_step=step + 1, flush_secs=30)
         self._total_steps = total_steps
         self._step, self._progress = step, progress
         self._first: tuple[float, float] | None = None
