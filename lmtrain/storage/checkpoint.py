@@ -83,7 +83,7 @@ def _write(folder: Path, tensors: Tensors, processes: ProcessGroup) -> dict[str,
     """Write the files of this process, one for each group. Return their hashes by file name."""
     hashes = {}
     for group, named in tensors.items():
-        if named or processes.is_main:
+        if named:
             suffix = f"-{processes.rank + 1:05d}-of-{processes.world_size:05d}" if in_rows(named) else ""
             buffers, name = serialize(named), f"{group}{suffix}.safetensors"
             hashes[name] = sha256_bytes(*buffers)

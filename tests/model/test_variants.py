@@ -47,6 +47,7 @@ def test_windowed_variants_attend_to_the_whole_window(fields: dict[str, object])
 @pytest.mark.parametrize("fields", [*VARIANTS, *WINDOWED_VARIANTS], ids=str)
 def test_every_variant_trains_all_of_its_parameters(fields: dict[str, object]) -> None:
     model, text = build(**fields), tokens(2, 12)
+    assert model.state_dict().keys() == dict(model.named_parameters(remove_duplicate=False)).keys()  # no buffers
     nats = assert_trains(model, text)
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(assert_trains(model, text), nats, atol=0.1, rtol=0.05)
