@@ -63,10 +63,10 @@ class Stops:
 
     def ending(self, ids: Sequence[int]) -> Ending | None:
         """Return why the text `ids`, not empty, ends with its last token; None if it continues."""
-        is_new_line = self._mark is not None and len(ids) > 2 and ids[-3] == self._tokenizer.eos_id
+        is_new_line = len(ids) > 2 and ids[-3] == self._tokenizer.eos_id
         if is_new_line and ids[-2] == self._mark != ids[-1]:  # a single mark of a heading
             return Ending("document", sum(len(self._piece(ids, len(ids) - i)) for i in (1, 2)))
-        if self._reach and (ending := self._match(ids)) is not None:
+        if (ending := self._match(ids)) is not None:
             return ending
         return Ending(self._end_tokens[ids[-1]]) if ids[-1] in self._end_tokens else None
 
