@@ -112,7 +112,7 @@ def train_step(state: TrainState, lr: float, measure: Measure = nullcontext) -> 
         state.optimizer.step_unless(skipped)  # `scaler.step` skips with fp16 only
         state.scaler.update()
         state.optimizer.zero_grad(set_to_none=True)
-        if state.ema is not None and train.ema is not None:
+        if train.ema:
             update_ema(state.ema, model, train.ema, step)
     state.counters.step += 1
     state.statistics.add(total, grad_norm, skipped)

@@ -33,9 +33,7 @@ from lmtrain.training.trainer import Trainer
 def locked(run_dir: Path, processes: ProcessGroup) -> Iterator[None]:
     """Lock the run's folder inside the block. Raises LmtrainError if another command trains this run."""
     with ExitStack() as stack:
-        with processes.main_first():
-            if processes.is_main:
-                stack.enter_context(run_folder.lock(run_dir))
+        processes.on_main(lambda: stack.enter_context(run_folder.lock(run_dir)))
         yield
 
 
@@ -57,9 +55,10 @@ def checkpoint_to_resume(
         run_checkpoints.set_aside(damaged)
         return str(common.folder)
 
-    folder = processes.on_main(chosen)
-    check_shared(Path(folder) if folder else run_dir / run_folder.LOCK, processes)
-    return Path(folder) if folder else None
+    name = processes.on_main(chosen)
+    folder = None if name is None else Path(name)
+    check_shared(folder or run_dir / run_folder.LOCK, processes)
+    return folder
 
 
 @contextmanager
@@ -148,13 +147,12 @@ def _warn_of_differences(run_dir: Path, info: CheckpointInfo, state: TrainState)
         load(run_dir / run_folder.CONFIG, environment={})
     except UsageError as error:
         log.warning(f"{error}; the run is resumed without it")
-    train = state.config.train
     for what, then, now in (
         ("precision, by train.precision=auto", info.precision, state.precision),
         ("compiled", info.compiled, state.compiled),
         ("CPU threads", info.threads, torch.get_num_threads()),
         ("processes", info.processes, state.processes.world_size),
-        ("sequences per micro-batch", info.micro_batch, train.micro_batch_size),
+        ("sequences per micro-batch", info.micro_batch, state.config.train.micro_batch_size),
     ):
         if then not in (None, now):
             log.warning(f"{what}: {then} before, {now} now; the results may not be equal bit for bit")

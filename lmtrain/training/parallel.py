@@ -27,16 +27,10 @@ from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 STATE_FRACTION = 0.5
 """Fraction of a device's memory that parameters, gradients and optimizer state may fill before `auto` shards them."""
 
-GradientSync = Callable[[bool], None]
-"""The type of `TrainState.set_requires_gradient_sync`."""
-
 
 def with_micro_batch(config: Config, processes: ProcessGroup) -> Config:
     """Return the configuration with a process's micro-batch size. Raises LmtrainError if the batch can't be divided."""
-    batch, size = config.train.batch_size, processes.world_size
-    if size == 1:
-        return config
-    micro = config.train.micro_batch
+    batch, micro, size = config.train.batch_size, config.train.micro_batch, processes.world_size
     if batch % (size * (micro or 1)):
         raise LmtrainError(
             f"train.batch_size={batch} can't be divided among {size} processes"
@@ -114,7 +108,7 @@ def distribute(
     device: torch.device,
     precision: str,
     processes: ProcessGroup,
-) -> tuple[Forward, GradientSync]:
+) -> tuple[Forward, Callable[[bool], None]]:
     """Distribute the model over the processes. Return its forward pass, and how its gradients are summed over them."""
     if strategy == "ddp":
         assert isinstance(forward, nn.Module)

@@ -70,7 +70,7 @@ class CheckpointSaver:
     def _write(self, step: int, tensors: checkpoint.Tensors, info: dict[str, Any], processes: ProcessGroup) -> None:
         for group, named in tensors.items():
             for name, tensor in named.items():
-                if tensor.is_floating_point() and tensor.numel() and not _is_finite(tensor):
+                if tensor.numel() and not _is_finite(tensor):
                     raise LmtrainError(
                         f"step {step}: {group} tensor {name} is not finite, so this checkpoint was not written: "
                         "lower train.lr or raise train.warmup"

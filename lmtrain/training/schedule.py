@@ -85,8 +85,7 @@ def _budget_steps(config: Config, samples_per_epoch: int) -> int | None:
         return -(-train.tokens // config.targets_per_step)
     if train.epochs is None and train.max_minutes is not None:
         return None
-    epochs = DEFAULT_EPOCHS if train.epochs is None else train.epochs
-    return math.ceil(epochs * samples_per_epoch / train.batch_size)
+    return math.ceil((train.epochs or DEFAULT_EPOCHS) * samples_per_epoch / train.batch_size)
 
 
 def learning_rate(train: TrainConfig, budget: Budget, step: int, seconds: float) -> float:

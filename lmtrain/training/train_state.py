@@ -1,6 +1,7 @@
 """The state of a run: what a step reads and changes; creating, saving and restoring it."""
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +27,7 @@ from lmtrain.training.checkpoint_info import CheckpointInfo, Counters, SavedCoun
 from lmtrain.training.compilation import compiled_forward
 from lmtrain.training.optimizers import AdamW, make_optimizer, optimizer_tensors
 from lmtrain.training.other_runs import load_teacher
-from lmtrain.training.parallel import GradientSync, choose_strategy, distribute, with_micro_batch
+from lmtrain.training.parallel import choose_strategy, distribute, with_micro_batch
 from lmtrain.training.schedule import Budget, make_budget, sample_order, schedule_length
 from lmtrain.training.sharding import copy_all
 
@@ -62,8 +63,8 @@ class TrainState:
     applies."""
     optimizer: AdamW
     scaler: torch.amp.GradScaler
-    ema: dict[str, Tensor] | None
-    """The exponential moving average of the weights, by parameter name."""
+    ema: dict[str, Tensor]
+    """The exponential moving average of the weights, by parameter name; empty without `train.ema`."""
     store: TokenStore
     order: SampleOrder
     """The order of the sequences in the training split."""
@@ -73,7 +74,7 @@ class TrainState:
     processes: ProcessGroup
     strategy: str
     """`single`, `ddp` or `fsdp`: how the processes work together."""
-    set_requires_gradient_sync: GradientSync
+    set_requires_gradient_sync: Callable[[bool], None]
     """Sets whether the next backward pass sums gradients over the processes, as FSDP2's method of this name does."""
     teacher_hash: str | None
     """The hash of the teacher's checkpoint, or of the checkpoints of several; None without a teacher."""
@@ -122,7 +123,7 @@ def new_state(
         forward = compiled_forward(objective, config, make_budget(config, store), device, precision)
     compiled = forward is not objective
     forward, set_requires_gradient_sync = distribute(strategy, model, forward, device, precision, processes)
-    ema = {name: value.detach().clone() for name, value in model.named_parameters()} if config.train.ema else None
+    ema = {name: value.detach().clone() for name, value in model.named_parameters()} if config.train.ema else {}
     return TrainState(
         config=config,
         model=model,
@@ -154,9 +155,8 @@ def snapshot(
     tensors: Tensors = {
         "model": dict(state.model.named_parameters()),
         "optimizer": optimizer_tensors(state.model, state.optimizer),
+        "ema": state.ema,
     }
-    if state.ema is not None:
-        tensors["ema"] = state.ema
     statistics, train = state.statistics, state.config.train
     loss, norm, steps = statistics.sums.tolist()
     counters = SavedCounters(
@@ -195,7 +195,7 @@ def load_initial_weights(state: TrainState, base: TrainedWeights) -> None:
     If the model is sharded, each process reads only its own rows.
     """
     copy_all(base.tensors, dict(state.model.named_parameters()))
-    if state.ema is not None:
+    if state.ema:
         copy_all(base.tensors, state.ema)
 
 
@@ -216,8 +216,7 @@ def restore(state: TrainState, checkpoint: Checkpoint) -> None:
     try:
         copy_all(checkpoint.tensors["model"], dict(state.model.named_parameters()))
         copy_all(checkpoint.tensors["optimizer"], optimizer_tensors(state.model, state.optimizer))
-        if state.ema is not None:
-            copy_all(checkpoint.tensors.get("ema", {}), state.ema)
+        copy_all(checkpoint.tensors.get("ema", {}), state.ema)
         if info.precision in (None, state.precision):  # a scaler rejects the state of one that was disabled
             state.scaler.load_state_dict(saved.scaler)
         statistics.skipped.fill_(saved.skipped)

@@ -111,20 +111,18 @@ class Trainer:
         counters, processes = self.state.counters, self.state.processes
         # As of the last checkpoint, whose saving may have spent what was left of a budget in time.
         budget_left = self.budget.progress(counters.step, self._saved_seconds) < 1.0
-        status: Literal["finished", "stopped early"] = (
-            "stopped early" if budget_left and self.out_of_patience() else "finished"
-        )
         if not processes.is_main:
             self.saver.wait()  # if its write fails, the main process, which waits for it, fails too
-        with processes.main_first():  # if the main process's write fails, the others end
-            self.saver.wait()
-        minutes, step = self.clock.seconds / 60, counters.step
+        processes.on_main(self.saver.wait)  # if the main process's write fails, the others end
         score, best_step = final_score(self.state, self.run_dir, self.stop)
+        step, minutes = counters.step, self.clock.seconds / 60
+        stopped_early = budget_left and self.out_of_patience()
+        outcome = Outcome("stopped early" if stopped_early else "finished", step, minutes, score, best_step)
         self.monitor.record(step, "final", score.figures())
         report = "\n".join(["the best checkpoint on the whole validation split:", *score.lines()])
         self.monitor.text(step, "final", escape_markdown(report))
-        self.monitor.state(status, step=step, minutes=minutes, best_step=best_step, valid=score.summary())
-        return Outcome(status, step, minutes, score, best_step)
+        self.monitor.state(outcome.status, step=step, minutes=minutes, best_step=best_step, valid=score.summary())
+        return outcome
 
     def save_interrupted(self, signal: str) -> Outcome:
         """Save a checkpoint of the current step, unless there is one, after the signal of this name."""

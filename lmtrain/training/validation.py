@@ -54,7 +54,7 @@ def evaluate_step(state: TrainState, monitor: Monitor, stop: StopSignal) -> floa
     """
     config, counters, tokenizer = state.config, state.counters, state.store.tokenizer
     stride = config.model.targets
-    with evaluating(state.model, state.ema or {}):
+    with evaluating(state.model, state.ema):
         score = validate(state, stride, config.train.eval_tokens, stop)
         if not math.isfinite(score.loss):
             raise LmtrainError(
@@ -96,7 +96,7 @@ def final_score(state: TrainState, run_dir: Path, stop: StopSignal) -> tuple[Sco
     best = load(Path(folder), only_weights=True, verify_hashes=False)
     step, stride = int(best.info["step"]), state.config.stride
     log.info(f"scoring the best checkpoint (step {step:,}) on the whole validation split, with stride {stride}")
-    with evaluating(state.model, best.tensors["model" if state.ema is None else "ema"]):
+    with evaluating(state.model, best.tensors["ema" if state.ema else "model"]):
         return validate(state, stride, None, stop), step
 
 

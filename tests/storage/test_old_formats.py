@@ -44,7 +44,7 @@ def test_a_stored_run_can_be_resumed(name: str, folder: Path) -> None:
     restore(state, stored)
     assert state.counters.step == stored.info["step"] == 10
     assert differences(state.config, config).keys() <= CHANGEABLE_FIELDS | SCHEDULE_FIELDS
-    assert state.ema is not None
+    assert state.ema
     nats = [float(take_step(state, 0.01)[0]) for _ in range(40)]
     assert state.counters.step == 50
     assert sum(nats[-10:]) < sum(nats[:10])

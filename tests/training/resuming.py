@@ -81,7 +81,7 @@ def state_of(state: TrainState) -> dict[str, str]:
     for name, parameter in state.model.named_parameters():
         tensors[f"model/{name}"] = parameter.detach()
         tensors |= {f"optimizer/{name}/{entry}": value for entry, value in state.optimizer.state[parameter].items()}
-    tensors |= {f"ema/{name}": value for name, value in (state.ema or {}).items()}
+    tensors |= {f"ema/{name}": value for name, value in state.ema.items()}
     digests = {
         name: sha256_bytes(f"{value.dtype} {tuple(value.shape)}".encode() + value.contiguous().numpy().tobytes())
         for name, value in tensors.items()

@@ -40,8 +40,8 @@ def test_the_initial_weights_are_the_best_ema_ones_if_there_are_any(
     assert found.info["step"] == expected.step
     for name, value in expected.model.named_parameters():
         assert torch.equal(state.model.get_parameter(name), value)
-        assert state.ema is None or torch.equal(state.ema[name], value)
-    assert (state.ema is None) == (ema is None)
+        assert not state.ema or torch.equal(state.ema[name], value)
+    assert bool(state.ema) == (ema is not None)
 
 
 def test_a_run_that_learns_nothing_has_the_score_of_its_base(
