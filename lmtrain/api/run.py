@@ -14,7 +14,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lmtrain.config.loader import load as load_config
-from lmtrain.config.schema import Config, DataConfig, RunConfig
+from lmtrain.config.loader import load_fields
+from lmtrain.config.schema import Config
 from lmtrain.data.local import read_lines, text_lines
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizing import text_split
@@ -256,6 +257,7 @@ def load(
     - `device`: `cpu`, `cuda`, or `auto` (CUDA if available).
     - `precision`: `fp32`, `bf16`, `fp16` or `auto` (the fastest); None: `train.precision` for scores, else `auto`.
 
+    LMTRAIN_RUN__DIR in the environment takes the place of `runs`, and LMTRAIN_DATA__DIR that of `data`.
     Messages and progress go to stderr. Raises LmtrainError if a run does not exist or is damaged, or if several can't
     be averaged, and UsageError for any other value of an argument.
     """
@@ -269,10 +271,11 @@ def load(
     names = [run] if run is None or isinstance(run, str | Path) else run
     if not names:
         raise UsageError("the list of runs is empty: name one, or leave it out for the latest")
-    folders = [find_run(None if name is None else Path(name), RunConfig().dir) for name in names]
+    settings = load_fields(None, (), "run.dir", "data.dir")
+    folders = [find_run(None if name is None else Path(name), settings.run.dir) for name in names]
     which = None if checkpoint is None else str(checkpoint)
     members = load_weights(folders, which, weights)
     # The data folder in the run's configuration may be one of another machine.
     config = members[0].config
-    config = config.model_copy(update={"data": config.data.model_copy(update={"dir": DataConfig().dir})})
+    config = config.model_copy(update={"data": config.data.model_copy(update={"dir": settings.data.dir})})
     return Run(members, config, choose_device(device), precision)

@@ -152,7 +152,7 @@ def generate(
         )
     except ValueError as error:
         field, _, rest = str(error).partition("=")
-        is_field = rest and field in Options.__dataclass_fields__
+        is_field = field in Options.__dataclass_fields__
         raise UsageError(f"--{field.replace('_', '-')} {rest}" if is_field else str(error)) from None
     folders = run_folders("generate", run, config, overrides)
     trained = load(folders, checkpoint=checkpoint, weights=weights, device=device, precision=precision)

@@ -40,7 +40,7 @@ class DataConfig(Section):
     subset: str | None = None
     """Configuration name of the hub dataset."""
     revision: str | None = None
-    """Revision of the hub dataset; null = the latest, or for `wikitext-*` a pinned one."""
+    """Revision of the hub dataset; null = the latest one at the first download, or for `wikitext-*` a pinned one."""
     text_column: str = "text"
     """The column (CSV, parquet, hub) or key (JSON) that holds the text."""
     dir: UserPath = Path("data")

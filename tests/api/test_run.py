@@ -21,6 +21,16 @@ from tests.helpers import TINY, Lmtrain, messages, terminal
 TEXT = "The river was small .\nIt was old .\n"
 
 
+def test_a_run_and_its_data_are_where_the_environment_says(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = library.load("sample").evaluate(limit=50)
+    for folder, field in (("runs", "LMTRAIN_RUN__DIR"), ("data", "LMTRAIN_DATA__DIR")):
+        (workdir / folder).rename(workdir / f"other {folder}")
+        monkeypatch.setenv(field, f"other {folder}")
+    run = library.load()
+    assert run.folder == library.load("sample").folder == Path("other runs/sample")
+    assert run.evaluate(limit=50) == before
+
+
 def test_the_interface_is_listed_for_completion() -> None:
     assert {"Run", "load", "train"} <= set(dir(library))
 

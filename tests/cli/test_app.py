@@ -19,7 +19,9 @@ ESCAPE = "\x1b]0;owned\x07\x9b2J"
 
 
 def test_version_help_and_no_arguments(lmtrain: Lmtrain) -> None:
-    assert lmtrain("--version").out.startswith("lmtrain 0")
+    version = lmtrain("--version")
+    assert (version.code, version.err) == (0, "")
+    assert version.out.startswith("lmtrain 0")
     for arguments in (["-h"], ["--help"], *([name, "-h"] for name in COMMANDS)):
         done = lmtrain(*arguments)
         assert done.code == 0

@@ -78,7 +78,7 @@ WRONG_USAGE = {
     "prompt and prompts": (["generate", "x", "--prompts", "own.txt"], "exclude each other"),
     "greedy beams": (["generate", "x", "--greedy", "-b", "2", "--top-k", "9"], "--greedy excludes --beams, --top-k"),
     "beams that sample": (["generate", "x", "--beams", "2", "--top-p", "0.95"], "--beams excludes --top-p"),
-    "beams and repetition": (["generate", "x", "--beams", "2", "--repetition-penalty", "1.2"], "beams > 1 excludes"),
+    "beams and repetition": (["generate", "x", "--beams", "2", "--repetition-penalty", "1.2"], "lmtrain: beams > 1"),
 }
 """The command or the configuration is wrong: exit code 2."""
 FAILURES = {

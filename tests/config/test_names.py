@@ -68,7 +68,15 @@ def test_an_option_of_another_program_is_answered_with_a_field_of_the_command(
 ) -> None:
     rejected = lmtrain(*command)
     assert rejected.code == 2
-    assert rejected.err.endswith(f"A field is set without dashes, as section.field=value: {answer}\n")
+    hint = f"A field is set without dashes, as section.field=value: {answer}\n"
+    assert rejected.err.endswith(f"No such option: {command[1].partition('=')[0]}\n{hint}")
+
+
+@pytest.mark.parametrize("command", [["tokenize", "--run", "w"], ["train", "--model"]])
+def test_an_option_that_means_no_field_of_the_command_is_only_rejected(command: list[str], lmtrain: Lmtrain) -> None:
+    rejected = lmtrain(*command)
+    assert rejected.code == 2
+    assert rejected.err.splitlines()[-1].startswith(f"Error: No such option: {command[1]}")
 
 
 def test_a_field_without_its_section_is_no_source(lmtrain: Lmtrain) -> None:
