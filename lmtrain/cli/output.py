@@ -12,7 +12,7 @@ def show(result: dict[str, Any], text: str, as_json: bool) -> None:
 
 def table(counts: dict[str, dict[str, int]]) -> str:
     """Return counts by split as aligned columns."""
-    columns = list(next(iter(counts.values())))
+    columns = next(iter(counts.values()))
     rows = [
         ["split", *columns],
         *([split, *(f"{row[column]:,}" for column in columns)] for split, row in counts.items()),

@@ -144,5 +144,4 @@ def _ask() -> str | None:
 
 
 def _write(text: str) -> None:
-    if text:
-        print(for_terminal(text), end="", flush=True)
+    print(for_terminal(text), end="", flush=True)

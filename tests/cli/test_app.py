@@ -33,6 +33,7 @@ def test_the_help_of_generate_is_in_groups(lmtrain: Lmtrain) -> None:
     out = lmtrain("generate", "-h").out
     groups = [line for line in out.splitlines() if line and not line.startswith(" ") and line.endswith(":")]
     assert len(groups) == 7
+    assert "Options:" in groups
     assert out.index("Sampling") < out.index("--temperature T") < out.index("Search") < out.index("--beams N")
 
 
