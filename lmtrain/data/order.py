@@ -54,7 +54,7 @@ def _key(*parts: int | str) -> int:
 class SampleOrder:
     """Which window of a split is sample number 0, 1, 2 and so on, epoch after epoch.
 
-    causal: each epoch cuts the `tokens` into windows of `context` that don't overlap, from a random `offset` on, and
+    causal: each epoch cuts the `tokens` into windows of `context` that don't overlap, from a random offset on, and
     takes each once, in random order. It has as many windows as fit at every offset, and at least one. windowed: each
     epoch takes every window of `context` tokens that has a next token once, in random order.
 
@@ -73,18 +73,14 @@ class SampleOrder:
                 f"{self.context + 1:,}: choose a smaller model.context or more text"
             )
 
+    @property
+    def _stride(self) -> int:
+        """Tokens from the start of a window to that of the next one in the text."""
+        return 1 if self.mode == "windowed" else self.context
+
     def per_epoch(self) -> int:
         """Samples in an epoch."""
-        if self.mode == "windowed":
-            return self.tokens - self.context
-        return max(1, (self.tokens - self.context) // self.context)
-
-    def offset(self, epoch: int) -> int:
-        """The token at which the first window of an epoch starts; 0 if windowed."""
-        if self.mode == "windowed":
-            return 0
-        slack = self.tokens - 1 - self.context * self.per_epoch()
-        return _key(self.seed, epoch, "phase") % (min(self.context - 1, slack) + 1)
+        return max(1, (self.tokens - self.context) // self._stride)
 
     def starts(self, first: int, count: int) -> np.ndarray:
         """First tokens of the windows of samples `first` .. `first + count - 1`: (count,) int64."""
@@ -94,7 +90,9 @@ class SampleOrder:
             epoch, within = divmod(first, size)
             index = np.arange(within, min(within + count, size))
             windows = permute(index, size, _key(self.seed, epoch, "order"))
-            parts.append(self.offset(epoch) + windows * (1 if self.mode == "windowed" else self.context))
+            # Any offset below the stride leaves room for all windows; a short split may have room for fewer offsets.
+            offset = _key(self.seed, epoch, "phase") % min(self._stride, self.tokens - self.context)
+            parts.append(offset + windows * self._stride)
             first, count = first + len(index), count - len(index)
         return np.concatenate(parts)
 

@@ -107,22 +107,23 @@ def _check_hub_id(source: str) -> None:
 
 
 def _local(path: Path, data: DataConfig) -> Source:
-    if path.is_dir():
+    is_one_file = not path.is_dir()
+    if is_one_file:
+        files = {"train": [path]}
+    else:
         with read_errors(path):
             files = find_splits(path)
-    else:
-        files = {"train": [path]}
     hashes = {file: sha256_file(file) for paths in files.values() for file in paths}
     column = data.text_column if any(local.kind(file) in local.READERS for file in hashes) else None
     by_split = {split: {name_in(path, file): hashes[file] for file in paths} for split, paths in files.items()}
     # A file and a folder with only this file differ: one is split 90/5/5, the other 95/5.
-    origin = {"files": by_split if path.is_dir() else by_split["train"], "text_column": column}
+    origin = {"files": by_split["train"] if is_one_file else by_split, "text_column": column}
 
     def read() -> Text:
         for split, paths in files.items():
             log.info(f"{split} split: {listed(path, paths)}")
         splits = {split: _read_unchanged(paths, data.text_column, hashes) for split, paths in files.items()}
-        return Text(splits, {}, is_one_file=path.is_file())
+        return Text(splits, {}, is_one_file)
 
     name = _NOT_NAME.sub("_", path.resolve().stem.lstrip(".")).encode()[:_MAX_STEM_BYTES].decode(errors="ignore")
     return Source(f"{name or 'text'}-{sha256_bytes(json.dumps(origin).encode())[:8]}", origin, read)

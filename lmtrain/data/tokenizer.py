@@ -67,7 +67,7 @@ class Tokenizer:
         vocabulary: dict[str, int] = backend.get_vocab()
         if not {description.eos, description.unk} - {None} <= vocabulary.keys():
             raise ValueError("is damaged: its vocabulary lacks its end-of-text or its unknown token")
-        if description.kind != "file" and description != tokenizer_file.Description.of_kind(description.kind):
+        if description.kind != "file" and description != Description.of_kind(description.kind):
             raise ValueError(f"is damaged: its field {tokenizer_file.FIELD!r} is not that of kind {description.kind}")
         if description.kind == "byte" and vocabulary != BYTE_VOCABULARY:
             raise ValueError("is damaged: its vocabulary is not that of bytes")
@@ -106,30 +106,26 @@ class Tokenizer:
         `config` is resolved: it has a kind, and a size if that is bpe. A bpe vocabulary is smaller than configured if
         no further pair occurs twice in the text. Raises LmtrainError if the vocabulary is too large to be stored.
         """
+        assert config.kind != "auto"
+        vocabulary = BYTE_VOCABULARY if config.kind == "byte" else {EOS: 0}
         if config.kind == "word":
             words = [word for word in _by_frequency(_count(lines)) if word not in (UNK, EOS)]
             vocabulary = {word: index for index, word in enumerate([UNK, EOS, *words][: config.vocab_size])}
-            return cls._made("word", tokenizer_file.new_backend("word", vocabulary))
-        if config.kind == "byte":
-            return cls._made("byte", tokenizer_file.new_backend("byte", BYTE_VOCABULARY))
-        assert config.vocab_size is not None
-        backend = tokenizer_file.new_backend("bpe", {EOS: 0})
-        # `<eos>`, the 256 bytes, then merges of pairs that occur at least twice.
-        trainer = trainers.BpeTrainer(
-            vocab_size=config.vocab_size,
-            min_frequency=2,
-            special_tokens=[EOS],
-            initial_alphabet=BYTE_SYMBOLS,
-            show_progress=False,
-        )
-        backend.train_from_iterator(pieces((f"{line}\n" for line in lines), "bpe"), trainer)
-        return cls._made("bpe", backend)
-
-    @classmethod
-    def _made(cls, kind: Kind, backend: Any) -> Self:
+        backend = tokenizer_file.new_backend(config.kind, vocabulary)
+        if config.kind == "bpe":
+            assert config.vocab_size is not None
+            # `<eos>`, the 256 bytes, then merges of pairs that occur at least twice.
+            trainer = trainers.BpeTrainer(
+                vocab_size=config.vocab_size,
+                min_frequency=2,
+                special_tokens=[EOS],
+                initial_alphabet=BYTE_SYMBOLS,
+                show_progress=False,
+            )
+            backend.train_from_iterator(pieces((f"{line}\n" for line in lines), "bpe"), trainer)
         # `<eos>` is not an added token, because the library finds added tokens in any text.
         document: Json = json.loads(backend.to_str()) | {"added_tokens": []}
-        description = tokenizer_file.Description.of_kind(kind)
+        description = Description.of_kind(config.kind)
         content = description.added_to(document)
         if len(content) > tokenizer_file.MAX_BYTES:
             size = backend.get_vocab_size()
@@ -146,7 +142,7 @@ class Tokenizer:
         content = tokenizer_file.read(path)
         try:
             backend, document = tokenizer_file.parse(content)
-            description = tokenizer_file.Description.read(document)
+            description = Description.read(document)
             if description is None:
                 description = external_tokenizer.describe(path, backend, document, eos_token)
                 content = description.added_to(document)

@@ -68,18 +68,16 @@ def tokenize(corpus: Corpus, config: TokenizerConfig) -> TokenStore:
         return store_of(folder, manifest)
     reject_foreign(folder)
     tokenizer = external or _trained(corpus, config)
-    keeps_all = _keeps_all(tokenizer, beginning(corpus.folder / "train.txt", CHECKED_BYTES))
     info = identity | {
         "corpus": corpus.folder.name,
         "tokenizer_sha256": tokenizer.sha256,
         "vocab_size": tokenizer.vocab_size,
-        "splits": {},
-        **({"floor": corpus.manifest["floor"]} if keeps_all and "floor" in corpus.manifest else {}),
     }
+    if _keeps_all(tokenizer, corpus.folder / "train.txt") and "floor" in corpus.manifest:
+        info["floor"] = corpus.manifest["floor"]
     with new_folder(folder, FORMAT, info) as temporary:
         tokenizer.save(temporary / TOKENIZER)
-        for split in corpus.splits:
-            info["splits"][split] = _write_split(temporary, corpus, split, tokenizer)
+        info["splits"] = {split: _write_split(temporary, corpus, split, tokenizer) for split in corpus.splits}
     store = open_store(folder)
     if tokenizer.unk_id is not None and any(counts["replaced"] for counts in info["splits"].values()):
         fractions = {split: counts["replaced"] / counts["tokens"] for split, counts in info["splits"].items()}
@@ -100,13 +98,14 @@ def text_split(lines: Lines, tokenizer: Tokenizer, *, label: str) -> Split:
         folder = Path(name)
         counts = write_split(folder, "text", lines, label)
         text = folder / "text.txt"
-        _keeps_all(tokenizer, beginning(text, CHECKED_BYTES))
+        _keeps_all(tokenizer, text)
         parts, replaced = zip(*encode_text(lines_of(text), document_starts(text), tokenizer), strict=True)
     return Split(np.concatenate(parts), words_and_line_ends(counts), counts["bytes"], sum(replaced))
 
 
-def _keeps_all(tokenizer: Tokenizer, start: str) -> bool:
+def _keeps_all(tokenizer: Tokenizer, text: Path) -> bool:
     """Whether the tokenizer restores the start of a text; if not, a message says what the figures are of."""
+    start = beginning(text, CHECKED_BYTES)
     if tokenizer.kind != "file" or tokenizer.decode(tokenizer.encode(start)) == start:
         return True
     log.info("the tokenizer does not restore the text exactly: bits per byte and word perplexity are of what it keeps")
@@ -119,13 +118,14 @@ def _identify(corpus: Corpus, config: TokenizerConfig, external: Tokenizer | Non
     The name ends in a hash of the text, so that the store of another text never replaces the one that a run was trained
     on. `vocab_limit` is the number of entries that a trained vocabulary may have; None = any.
     """
-    kind, limit = (config.kind, config.vocab_size) if external is None else (external.kind, None)
-    identity: dict[str, Any] = {"corpus_sha256": corpus.sha256, "kind": kind, "vocab_limit": limit}
-    if external is not None:
-        identity["tokenizer_sha256"] = external.sha256
-    detail = limit if external is None else external.sha256[:8]
-    tokenizer = kind if detail is None else f"{kind}-{detail}"
-    return f"{corpus.folder.name}.{tokenizer}-{corpus.sha256[:8]}", identity
+    own: dict[str, Any]
+    if external is None:
+        own = {"kind": config.kind, "vocab_limit": config.vocab_size}
+        tokenizer = config.kind if config.vocab_size is None else f"{config.kind}-{config.vocab_size}"
+    else:
+        own = {"kind": external.kind, "vocab_limit": None, "tokenizer_sha256": external.sha256}
+        tokenizer = f"{external.kind}-{external.sha256[:8]}"
+    return f"{corpus.folder.name}.{tokenizer}-{corpus.sha256[:8]}", {"corpus_sha256": corpus.sha256, **own}
 
 
 def _trained(corpus: Corpus, config: TokenizerConfig) -> Tokenizer:

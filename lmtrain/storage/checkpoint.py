@@ -19,7 +19,7 @@ from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 FORMAT = "lmtrain-checkpoint/1"
 _GAIN = re.compile(r".+\.length(/exp_avg|/exp_avg_sq)?")
 """The gain of a ScaleNorm and its moments, which were scalars in older checkpoints."""
-_FILE = re.compile(r"(.+?)(-[0-9]{5}-of-[0-9]{5})?\.safetensors")
+_ENDING = re.compile(r"(-[0-9]{5}-of-[0-9]{5})?\.safetensors\Z")
 
 Tensors = dict[str, dict[str, Tensor]]
 
@@ -102,8 +102,7 @@ def load(folder: Path, *, only_weights: bool = False, verify_hashes: bool = True
     manifest = read_manifest(folder, FORMAT)
     files: dict[str, list[str]] = {}
     for name in manifest["files"]:
-        match = _FILE.fullmatch(name)
-        group = match[1] if match else name
+        group = _ENDING.sub("", name)
         if group in ("model", "ema") or not only_weights:
             files.setdefault(group, []).append(name)
     if verify_hashes:

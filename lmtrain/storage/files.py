@@ -104,9 +104,7 @@ def read_errors(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def new_folder(
-    path: Path, folder_format: str, info: dict[str, Any], hashes: dict[str, str] | None = None
-) -> Iterator[Path]:
+def new_folder(path: Path, folder_format: str, info: dict[str, Any], hashes: Mapping[str, str] = {}) -> Iterator[Path]:
     """Write a folder that appears at `path` complete or not at all.
 
     Yields a temporary folder beside `path` to write into. When the block ends, the manifest is added: `folder_format`,
@@ -126,9 +124,8 @@ def new_folder(
                 stack.enter_context(folder_lock(temporary))  # `recover` deletes only folders that are not locked
             yield temporary
             files = sorted(temporary.iterdir())
-            known = hashes or {}
             entries = {
-                file.name: {"bytes": file.stat().st_size, "sha256": known.get(file.name) or sha256_file(file)}
+                file.name: {"bytes": file.stat().st_size, "sha256": hashes.get(file.name) or sha256_file(file)}
                 for file in files
             }
             manifest = {"format": folder_format, **info, "files": entries}

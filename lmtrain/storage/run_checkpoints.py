@@ -18,10 +18,10 @@ Damaged = list[tuple[Path, LmtrainError]]
 """Damaged checkpoints, each with what is wrong with it."""
 
 
-def folders(run_dir: Path, until: int | None = None) -> list[Path]:
-    """Return the checkpoint folders of a run up to the step `until` (None: all), oldest first, damaged or not."""
+def folders(run_dir: Path, until: float = math.inf) -> list[Path]:
+    """Return the checkpoint folders of a run up to the step `until`, oldest first, damaged or not."""
     valid = [folder for folder in _all_folders(run_dir) if _STEP.fullmatch(folder.name.removeprefix(STEP_PREFIX))]
-    return sorted((folder for folder in valid if until is None or step_of(folder) <= until), key=step_of)
+    return sorted((folder for folder in valid if step_of(folder) <= until), key=step_of)
 
 
 def _all_folders(run_dir: Path) -> list[Path]:
@@ -80,27 +80,27 @@ def set_aside(damaged: Damaged) -> None:
         log.warning(f"{error}; it was set aside as {aside.name}, and the checkpoint before it is used")
 
 
-def best_first(run_dir: Path, until: int | None = None) -> list[Path]:
+def best_first(run_dir: Path, until: float = math.inf) -> list[Path]:
     """Return the checkpoint folders up to step `until`, the best score first (ties: the oldest first), then those
     without a score, newest first. A checkpoint with a damaged or unreadable manifest, which may be the best, comes
     before all others.
     """
-    ranked = []
-    for folder in folders(run_dir, until):
-        step = step_of(folder)
-        try:
-            score = parse_manifest(folder, FORMAT).get("score")
-        except LmtrainError:
-            ranked.append((-math.inf, -step, folder))
-            continue
-        if isinstance(score, float | int) and math.isfinite(score):
-            ranked.append((score, step, folder))
-        else:
-            ranked.append((math.inf, -step, folder))
-    return [folder for _, _, folder in sorted(ranked) if folder.is_dir()]  # a run in training may have just deleted it
+    ranked = sorted(folders(run_dir, until), key=_rank)
+    return [folder for folder in ranked if folder.is_dir()]  # a run in training may have just deleted it
 
 
-def best_folder(run_dir: Path, until: int | None = None) -> Path | None:
+def _rank(folder: Path) -> tuple[float, int]:
+    """The place of a checkpoint in `best_first`; the lowest comes first."""
+    try:
+        score = parse_manifest(folder, FORMAT).get("score")
+    except LmtrainError:
+        return -math.inf, -step_of(folder)
+    if isinstance(score, float | int) and math.isfinite(score):
+        return score, step_of(folder)
+    return math.inf, -step_of(folder)
+
+
+def best_folder(run_dir: Path, until: float = math.inf) -> Path | None:
     """Return the folder of the best checkpoint up to step `until` whose files are complete, or None.
 
     The hashes are not verified.
