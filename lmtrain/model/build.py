@@ -12,7 +12,6 @@ from lmtrain.errors import LmtrainError
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.windowed import WindowedLanguageModel
 from lmtrain.nn.attention import ResidualProjection
-from lmtrain.nn.pooling import slope_parameters
 
 FINAL_GAIN = 4.0
 """The final norm's initial gain."""
@@ -105,8 +104,6 @@ def initialize(model: LanguageModel) -> None:
     if model.copying is not None:
         model.copying.gate.weight.zero_()
     model.pool.seed.normal_(std=(config.dim // config.heads) ** -0.5)
-    if model.pool.slope is not None:
-        model.pool.slope.copy_(slope_parameters(config.heads))
 
 
 @torch.no_grad()

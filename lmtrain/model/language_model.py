@@ -156,11 +156,9 @@ class LanguageModel(nn.Module):
         """
         tokens, valid = self._last_columns(tokens, valid)
         aligned, lengths = align_left(tokens, valid)
-        # The last token is read by `step`, so that all predictions are computed in the same way.
-        last = aligned.gather(1, lengths.unsqueeze(-1) - 1).squeeze(-1)
         state = self._prefill(aligned[:, :-1], lengths - 1)
         state.grow(capacity_for(tokens.shape[1], self.config.context))
-        return self.step(state, last)
+        return self.step(state, tokens[:, -1])  # by `step`, so that all predictions are computed in the same way
 
     @torch.no_grad()
     def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
@@ -186,7 +184,7 @@ class LanguageModel(nn.Module):
         x_before = None
         if self.shift is not None:
             x_before = _zero_at_first(self._embed(_previous(state.tokens, position)), position)
-        x = self._input(self._embed(tokens.unsqueeze(-1)), position.unsqueeze(-1), x_before)
+        x = self._input(tokens.unsqueeze(-1), position.unsqueeze(-1), x_before)
         encoded = self.encoder.step(x, state.caches, position, kv_len)
         pooled = self.pool.step(encoded, state.pool)
         log_probs = self._log_probs(self._project(pooled))
@@ -230,11 +228,12 @@ class LanguageModel(nn.Module):
         x: Tensor = self.embedding(tokens) * (self.embedding.embedding_dim / 2)
         return self.in_projection(locked_dropout(x, self.config.input_dropout, self.training))
 
-    def _input(self, x: Tensor, positions: Tensor, before: Tensor | None = None) -> Tensor:
-        """Embedded tokens (B, T, D) at positions (T,) or (B, T) -> the input of the encoder (B, T, D).
+    def _input(self, tokens: Tensor, positions: Tensor, before: Tensor | None = None) -> Tensor:
+        """Tokens (B, T) at positions (T,) or (B, T) -> the input of the encoder (B, T, D).
 
         `before` (B, D) is the embedded token before the first, if any.
         """
+        x = self._embed(tokens)
         if self.shift is not None:
             x = self.shift(x, before)
         if self.position is not None:
@@ -251,7 +250,7 @@ class LanguageModel(nn.Module):
         """Tokens (B, T) -> the encoder's output (B, T, D)."""
         self._check(tokens)
         positions = self._positions(tokens)
-        return self.encoder(self._input(self._embed(tokens), positions), positions)
+        return self.encoder(self._input(tokens, positions), positions)
 
     def _pool(self, encoded: Tensor, first: int = 0) -> Tensor:
         """The pool at every position from `first` on: (B, T, D) -> (B, T - first, D); of a windowed model (B, D)."""
@@ -270,8 +269,7 @@ class LanguageModel(nn.Module):
     def _prefill(self, tokens: Tensor, lengths: Tensor) -> DecodingState:
         """The state after the first `lengths` (B,) >= 0 tokens of each row of (B, T), with a capacity of T."""
         positions = self._positions(tokens)
-        x = self._input(self._embed(tokens), positions)
-        encoded, caches = self.encoder.prefill(x, positions, lengths)
+        encoded, caches = self.encoder.prefill(self._input(tokens, positions), positions, lengths)
         pointer_cache = None
         if self.copying is not None:
             keys = self.copying.keys(encoded).unsqueeze(1)

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.model.ensemble import Ensemble, Predictor
 from lmtrain.model.language_model import TiedOutput
 from lmtrain.nn.attention import SelfAttention
 from lmtrain.nn.blocks import EncoderBlock
 from lmtrain.nn.norms import EPSILON, RMSNorm
+from lmtrain.nn.pooling import AttentionPooling
 from lmtrain.system.device import DTYPES
 
 PREPACKED = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
@@ -33,7 +33,6 @@ class PackedLinear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__()
-        self.dtype = dtype
         available = {torch.float32: PREPACKED, torch.bfloat16: PREPACKED_BF16}.get(dtype, False)
         self.prepacked = available and weight.device.type == "cpu"
         weight = weight.detach().to(dtype)
@@ -44,7 +43,7 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., N)."""
-        narrow = x.to(self.dtype)
+        narrow = x.to(self.weight.dtype)
         if self.prepacked:
             result: Tensor = torch.ops.mkldnn._linear_pointwise(narrow, self.weight, self.bias, "none", [], "none")
         else:
@@ -107,32 +106,26 @@ class FusedSelfAttention(SelfAttention):
         return query, key, joined[:, 2 * self.heads :]
 
 
-def pack_for_decoding(model: Predictor, precision: str) -> None:
+def pack_for_decoding(model: nn.Module, precision: str) -> None:
     """Replace the layers of `model` by packed ones in `precision`, in place. The model can then predict and decode, but
     no longer score, be trained or saved.
 
     fp32 changes numbers by rounding only. bf16 and fp16 round the inputs, weights and results of every product, as
     autocast does, and keys and queries once more, for the cache. Everything else stays float32.
     """
-    if isinstance(model, Ensemble):
-        for member in model.members:
-            pack_for_decoding(member, precision)
-        return
-    device = model.embedding.weight.device.type
-    for module, name, child in _children(model):
-        # Other kinds of attention use the projections of one inside them, whose features they rotate or mix themselves.
-        if isinstance(module, EncoderBlock) and isinstance(child, SelfAttention):
-            setattr(module, name, FusedSelfAttention(child, DTYPES[precision]))
-        elif isinstance(child, RMSNorm) and device == "cpu":
-            setattr(module, name, PackedNorm(child.weight))
-    for module, name, child in _children(model):
-        if child is model.pool.key:  # which is not applied to the input; see `AttentionPooling._project`
-            continue
-        if isinstance(child, nn.Linear | TiedOutput) and (precision != "fp32" or child.weight.numel() >= MIN_PREPACKED):
-            bias = child.bias if isinstance(child, nn.Linear) else None
-            setattr(module, name, PackedLinear(child.weight, bias, DTYPES[precision]))
-
-
-def _children(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
-    """Return every module below the model as (parent, name in the parent, module)."""
-    return [(module, name, child) for module in model.modules() for name, child in module.named_children()]
+    dtype = DTYPES[precision]
+    for module in model.modules():  # which goes on into a layer that has just been put in place
+        for name, child in module.named_children():
+            # Other kinds of attention use the projections of one inside them, whose features they rotate or mix
+            # themselves.
+            if isinstance(module, EncoderBlock) and isinstance(child, SelfAttention):
+                setattr(module, name, FusedSelfAttention(child, dtype))
+            elif isinstance(child, RMSNorm) and child.weight.device.type == "cpu":
+                setattr(module, name, PackedNorm(child.weight))
+            elif isinstance(module, AttentionPooling) and child is module.key:
+                continue  # it is not applied to the input; see `AttentionPooling._project`
+            elif isinstance(child, nn.Linear | TiedOutput) and (
+                dtype != torch.float32 or child.weight.numel() >= MIN_PREPACKED
+            ):
+                bias = child.bias if isinstance(child, nn.Linear) else None
+                setattr(module, name, PackedLinear(child.weight, bias, dtype))

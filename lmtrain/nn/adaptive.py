@@ -11,6 +11,7 @@ Shapes: ... any leading axes, N rows, E their width, V words, S of them in the s
 """
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -32,12 +33,9 @@ class AdaptiveSoftmax(nn.Module):
     def __init__(self, width: int, vocab_size: int, cutoffs: tuple[int, ...] | None) -> None:
         super().__init__()
         self.cutoffs = cutoffs or (vocab_size // 16, vocab_size // 4)
-        edges = [0, *self.cutoffs, vocab_size]
-        if edges != sorted(set(edges)):
+        self.shortlist, *self.sizes = (end - start for start, end in pairwise((0, *self.cutoffs, vocab_size)))
+        if min(self.shortlist, *self.sizes) < 1:
             raise ValueError(f"the shortlist or a cluster would be empty: {self.cutoffs}, {vocab_size} words")
-        ends = (*self.cutoffs[1:], vocab_size)
-        self.shortlist = self.cutoffs[0]
-        self.sizes = [end - start for start, end in zip(self.cutoffs, ends, strict=True)]
         self.clusters = nn.Linear(width, len(self.sizes), bias=False)
         self.bias = nn.Parameter(torch.tensor([math.log(size) for size in self.sizes]))
 

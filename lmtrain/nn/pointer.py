@@ -51,8 +51,11 @@ def copy_log_probs(log_vocab: Tensor, log_pointer: Tensor, tokens: Tensor, gate_
     """
     log_vocab, log_pointer = at_least_float32(log_vocab), at_least_float32(log_pointer)
     words = tokens.unsqueeze(1).expand_as(log_pointer)  # (B, T, Tk)
-    if not torch.is_grad_enabled():
-        return _copied_words(log_vocab, log_pointer, words, gate_logit)
+    keep, copy = (gate.unsqueeze(-1) for gate in _gates(log_pointer, gate_logit))  # (B, T, 1)
+    generated = log_vocab + keep
+    if not torch.is_grad_enabled():  # log-sums only for the tokens, additions for the other words
+        copied = torch.zeros_like(log_vocab).scatter_add_(-1, words, (log_pointer + copy).exp()).gather(-1, words)
+        return generated.scatter_(-1, words, torch.logaddexp(generated.gather(-1, words), copied.log()))
     never = torch.full_like(log_vocab, -torch.inf)
     # Per word, the exponents are relative to the largest of its own pointers, against underflow.
     peak = never.scatter_reduce(-1, words, log_pointer.detach(), "amax")
@@ -60,15 +63,8 @@ def copy_log_probs(log_vocab: Tensor, log_pointer: Tensor, tokens: Tensor, gate_
     peak = peak.masked_fill(absent, 0.0)
     # A word without a pointer starts at one instead of zero, whose logarithm has no gradient.
     total = absent.to(peak.dtype).scatter_add(-1, words, (log_pointer - peak.gather(-1, words)).exp())
-    return _mixture(log_vocab, (total.log() + peak).masked_fill(absent, -torch.inf), log_pointer, gate_logit)
-
-
-def _copied_words(log_vocab: Tensor, log_pointer: Tensor, words: Tensor, gate_logit: Tensor) -> Tensor:
-    """`copy_log_probs` without gradients: log-sums only for `words` (B, T, Tk), the tokens; additions for others."""
-    keep, copy = (gate.unsqueeze(-1) for gate in _gates(log_pointer, gate_logit))
-    generated = log_vocab + keep
-    copied = torch.zeros_like(log_vocab).scatter_add_(-1, words, (log_pointer + copy).exp()).gather(-1, words)
-    return generated.scatter_(-1, words, torch.logaddexp(generated.gather(-1, words), copied.log()))
+    copied = (total.log() + peak).masked_fill(absent, -torch.inf)
+    return _log_sum(generated, copied + copy)
 
 
 def copy_target_log_prob(
@@ -85,17 +81,14 @@ def copy_target_log_prob(
     others = (tokens.unsqueeze(1) != targets.unsqueeze(-1)).to(log_pointer.dtype)  # (B, T, Tk)
     copied = (log_pointer.clamp_min(MASKED) + MASKED * others).logsumexp(-1)
     copied = copied.masked_fill(copied < MASKED / 2, -torch.inf)
-    return _mixture(log_vocab_target, copied, log_pointer, gate_logit)
-
-
-def _mixture(log_vocab: Tensor, log_copied: Tensor, log_pointer: Tensor, gate_logit: Tensor) -> Tensor:
-    """log[(1 - g) p_vocab + g p_copied]: (B, T) or (B, T, V) -> the same."""
     keep, copy = _gates(log_pointer, gate_logit)
-    if log_vocab.dim() == 3:
-        keep, copy = keep.unsqueeze(-1), copy.unsqueeze(-1)
-    generated, copied = log_vocab + keep, log_copied + copy
-    impossible = (generated == -torch.inf) & (copied == -torch.inf)  # logaddexp has no gradient here
-    return torch.logaddexp(generated.masked_fill(impossible, 0.0), copied).masked_fill(impossible, -torch.inf)
+    return _log_sum(log_vocab_target + keep, copied + copy)
+
+
+def _log_sum(x: Tensor, y: Tensor) -> Tensor:
+    """log(e^x + e^y) of tensors of one shape; where both are -inf, its gradient is zero, and logaddexp has none."""
+    impossible = (x == -torch.inf) & (y == -torch.inf)
+    return torch.logaddexp(x.masked_fill(impossible, 0.0), y).masked_fill(impossible, -torch.inf)
 
 
 def _gates(log_pointer: Tensor, gate_logit: Tensor) -> tuple[Tensor, Tensor]:

@@ -57,7 +57,7 @@ class AttentionPooling(nn.Module):
         self.attention_dropout = attention_dropout
         self.norm = NORMS[norm_kind](dim)
         self.seed = nn.Parameter(torch.zeros(heads * width_per_head(dim, heads)))
-        self.slope = nn.Parameter(torch.zeros(heads)) if query == "recency" else None
+        self.slope = nn.Parameter(slope_parameters(heads)) if query == "recency" else None
         self.key = nn.Linear(dim, dim, bias=False)
         self.value = nn.Linear(dim, dim, bias=False)
         self.output = ResidualProjection(dim, dim, bias=False)

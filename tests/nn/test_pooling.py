@@ -21,8 +21,6 @@ def pooling(query: PoolQuery, residual: PoolResidual = "state", dropout: float =
     pool = AttentionPooling(8, 2, FeedForward(8, 16), query=query, residual=residual, attention_dropout=dropout)
     with torch.no_grad():
         pool.seed.normal_()
-        if pool.slope is not None:
-            pool.slope.copy_(slope_parameters(2))
     return pool
 
 
