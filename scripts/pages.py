@@ -52,7 +52,7 @@ def field_tables() -> str:
     parts = []
     for section, described in groupby(fields(), lambda field: field.name.partition(".")[0]):
         rows = [
-            (f"`{field.name.partition('.')[2]}`", field.type, f"`{field.default}`", " ".join(field.description.split()))
+            (f"`{field.name.partition('.')[2]}`", field.type, f"`{field.default}`", field.description)
             for field in described
         ]
         parts += [f"### {section}", markdown_table(("field", "type", "default", "description"), rows)]

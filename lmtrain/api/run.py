@@ -100,10 +100,10 @@ class Run:
         their log-probabilities.
         Raises ValueError for invalid options, and TypeError for unknown ones.
         """
+        if isinstance(prompts, str):
+            return self.generate([prompts], **options)[0]
         base = Options() if options.get("beams", 1) != 1 else replace(SAMPLED, seed=secrets.randbelow(1_000_000))
-        completed = self.complete([prompts] if isinstance(prompts, str) else prompts, replace(base, **options))
-        texts = [result.completions[0].text for result in completed]
-        return texts[0] if isinstance(prompts, str) else texts
+        return [result.completions[0].text for result in self.complete(prompts, replace(base, **options))]
 
     def complete(
         self, prompts: Sequence[str], options: Options, *, first: int = 0, on_token: OnToken | None = None
@@ -194,7 +194,7 @@ class Run:
             on_nats(nats)
             return nats
 
-        with self._bar(None, min(limit or part.tokens, part.tokens)) as bar:
+        with self._bar(None, len(part.ids[:limit])) as bar:
             score = evaluate(
                 observed,
                 part,

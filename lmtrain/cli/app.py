@@ -10,13 +10,15 @@ import typer
 
 from lmtrain import __version__
 from lmtrain.cli import data, evaluate, export, generate, train
-from lmtrain.cli.options import PARSER_ERROR, Command, accepts, require_single_process
+from lmtrain.cli.options import Command, accepts, require_single_process
 from lmtrain.errors import AlreadyReported, LmtrainError, UsageError
 from lmtrain.system import launcher
 from lmtrain.system.allocator import retain_heap
 from lmtrain.system.messages import escaped_lines, log
 
 WRONG_USAGE = 2
+PARSER_ERROR: Any = typer.BadParameter.__mro__[1]
+"""The parser's base class of all usage errors; typer exports only its subclass BadParameter."""
 
 app = typer.Typer(
     name="lmtrain",

@@ -74,9 +74,6 @@ ACCEPTED = {
 """The fields and sections that the commands of a trained run accept: the rest is what it was trained with. The other
 commands accept all fields."""
 
-PARSER_ERROR: Any = typer.BadParameter.__mro__[1]
-"""The parser's base class of all usage errors; typer exports only its subclass BadParameter."""
-
 
 class Command(TyperCommand):
     """A command whose help lists its options in groups and leaves out the Python types of its arguments."""
@@ -111,8 +108,9 @@ def arguments(source: str | None, overrides: list[str] | None) -> list[str]:
 
 def accepts(command: str, override: str) -> bool:
     """Whether the command accepts an override of this field."""
-    field = override.partition("=")[0].strip()
-    return command not in ACCEPTED or any(name in ACCEPTED[command] for name in (field, field.partition(".")[0]))
+    from lmtrain.config.loader import overrides_of
+
+    return command not in ACCEPTED or bool(overrides_of([override], *ACCEPTED[command]))
 
 
 def run_folders(command: str, runs: list[Path] | None, config: Path | None, overrides: list[str]) -> list[Path]:

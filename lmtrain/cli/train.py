@@ -53,9 +53,9 @@ def train(
         require_single_process("train --profile")
     if (fields or dry_run) and not launcher.is_main_process():
         return
-    if fields and (as_json or config or resume):
-        raise UsageError("--fields prints the defaults as text: leave --json, --config and --resume out")
     if fields:
+        if as_json or config or resume:
+            raise UsageError("--fields prints the defaults as text: leave --json, --config and --resume out")
         _fields(arguments(source, overrides))
         return
     from lmtrain.config.loader import with_source

@@ -18,13 +18,13 @@ class FieldDescription(NamedTuple):
     description: str
 
 
-def fields(prefix: str = "") -> Iterator[FieldDescription]:
-    """Yield the fields whose dotted name begins with `prefix`, in the order of the schema."""
+def fields() -> Iterator[FieldDescription]:
+    """Yield all fields, in the order of the schema."""
     for name, default in flat(Config()).items():
         section, _, field = name.partition(".")
         info = SECTIONS[section][field]
-        if name.startswith(prefix):
-            yield FieldDescription(name, _type(info.annotation), override_value(default), info.description or "")
+        description = " ".join((info.description or "").split())
+        yield FieldDescription(name, _type(info.annotation), override_value(default), description)
 
 
 def _type(annotation: Any) -> str:
@@ -42,9 +42,10 @@ def _type(annotation: Any) -> str:
 
 
 def as_text(prefix: str) -> str:
-    """Return the fields as lines for a terminal: name, type and default, then the description, indented."""
-    blocks = [
-        f"{field.name}={field.default}  ({field.type})\n    {' '.join(field.description.split())}"
-        for field in fields(prefix)
-    ]
-    return "\n".join(blocks)
+    """Return the fields whose dotted names begin with `prefix` as lines for a terminal: name, default and type, then
+    the description, indented."""
+    return "\n".join(
+        f"{field.name}={field.default}  ({field.type})\n    {field.description}"
+        for field in fields()
+        if field.name.startswith(prefix)
+    )

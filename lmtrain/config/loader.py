@@ -106,9 +106,10 @@ def is_override(argument: str) -> bool:
     return _OVERRIDE.match(argument) is not None
 
 
-def overrides_of(overrides: Iterable[str], *fields: str) -> list[str]:
-    """Return the overrides that set one of these fields."""
-    return [text for text in overrides if text.partition("=")[0].strip() in fields]
+def overrides_of(overrides: Iterable[str], *keys: str) -> list[str]:
+    """Return the overrides that set these fields, or fields of these sections."""
+    names = ((text, text.partition("=")[0].strip()) for text in overrides)
+    return [text for text, name in names if {name, name.partition(".")[0]} & {*keys}]
 
 
 def load_fields(source: ConfigSource, overrides: Iterable[str], *fields: str) -> Config:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 from pydantic.fields import FieldInfo
 
-from lmtrain.config.base import Fraction, Section, UserPath
+from lmtrain.config.base import Fraction, Section, UserPath, listed
 from lmtrain.config.train import BUDGETS, TrainConfig
 
 RUN_NAME = r"\A\w[\w.-]*\Z"
@@ -199,9 +199,9 @@ class ModelConfig(Section):
         return self.attention_globals if any("global" in kind.split("+") for kind in self.layer_attention) else 0
 
     def _check_attention(self) -> None:
-        if not isinstance(self.attention, str) and len(self.attention) != self.layers:
+        if len(self.layer_attention) != self.layers:
             raise ValueError(f"model.attention names {len(self.attention)} layers, and model.layers={self.layers}")
-        for name in (self.attention,) if isinstance(self.attention, str) else self.attention:
+        for name in listed(self.attention):
             parts = name.split("+")
             if any(part not in ATTENTION for part in parts):
                 raise ValueError(f"model.attention={name}: choose among {', '.join(ATTENTION)}")

@@ -147,8 +147,8 @@ def evaluate(
     If `limit` cuts the split, words and bytes are prorated, and there is no floor.
     """
     context, is_windowed = config.model.context, config.model.mode == "windowed"
-    count = split.tokens if limit is None else min(limit, split.tokens)
-    ids = split.ids[:count]
+    ids = split.ids[:limit]
+    count, is_part = len(ids), len(ids) < split.tokens
     stream = np.concatenate([np.array([first_token], ids.dtype), ids])
     nats = 0.0
     batches = _batches(stream, context, stride, config.eval.batch_size)
@@ -169,8 +169,8 @@ def evaluate(
         context,
         stride,
         unknown_share=split.replaced / split.tokens,
-        estimated=count < split.tokens,
-        floor=split.floor if count == split.tokens else None,
+        estimated=is_part,
+        floor=None if is_part else split.floor,
     )
 
 

@@ -23,14 +23,15 @@ def find_run_store(run: TrainedWeights, data: DataConfig, *, may_make: bool) -> 
     trained_on = run.info.get("store")
     folders = dict.fromkeys(path.absolute() for path in (data.dir, run.config.data.dir))
     found = next(filter(None, (find_store(folder, trained_on) for folder in folders)), None)
-    if found is not None and not may_make:
-        return found
-    if not may_make and data.source not in KNOWN:
-        raise LmtrainError(
-            f"the tokens that {run.run_dir} was trained on are not in {data.dir}: say where they are with "
-            "data.dir=FOLDER, or what to make them from with data.source=... (the run says "
-            f"{shown(data.source)}); --text scores any file as it is"
-        )
+    if not may_make:
+        if found is not None:
+            return found
+        if data.source not in KNOWN:
+            raise LmtrainError(
+                f"the tokens that {run.run_dir} was trained on are not in {data.dir}: say where they are with "
+                "data.dir=FOLDER, or what to make them from with data.source=... (the run says "
+                f"{shown(data.source)}); --text scores any file as it is"
+            )
     store = prepare_run_store(data, run.run_dir, found)
     if trained_on is None:
         log.warning(f"{run.run_dir} is of an earlier version: lmtrain can't check that {store.folder} is its text")

@@ -84,9 +84,8 @@ def complete(
         hypotheses = beam_search(log_probs, state, step, options, is_end=ends, blocked=blocked)
     else:
         count = options.samples
-        if count > 1:
-            rows = torch.arange(len(ids), device=log_probs.device).repeat_interleave(count)
-            log_probs, state = log_probs[rows], state.select(rows)
+        rows = torch.arange(len(ids), device=log_probs.device).repeat_interleave(count)
+        log_probs, state = log_probs[rows], state.select(rows)
         seeds = [f"{options.seed} {first + prompt} {number}" for prompt in range(len(ids)) for number in range(count)]
         read = [prompt for prompt in ids for _ in range(count)]
         texts = sample(
@@ -129,5 +128,5 @@ def _completion(tokenizer: Tokenizer, prompt: str, text: Hypothesis, options: Op
         token_log_probs=text.token_log_probs,
         log_prob=sum(text.token_log_probs),
         score=text.score,
-        reason=streamer.ending.reason if streamer.ending else "length",
+        reason=streamer.ending.reason,
     )

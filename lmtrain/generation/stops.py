@@ -66,9 +66,7 @@ class Stops:
         is_new_line = len(ids) > 2 and ids[-3] == self._tokenizer.eos_id
         if is_new_line and ids[-2] == self._mark != ids[-1]:  # a single mark of a heading
             return Ending("document", sum(len(self._piece(ids, len(ids) - i)) for i in (1, 2)))
-        if (ending := self._match(ids)) is not None:
-            return ending
-        return Ending(self._end_tokens[ids[-1]]) if ids[-1] in self._end_tokens else None
+        return self._match(ids) or self._end_tokens.get(ids[-1])
 
     def _match(self, ids: Sequence[int]) -> Ending | None:
         """Return the ending by a stop string or a sentence that the last token completes."""
@@ -86,15 +84,15 @@ class Stops:
         return self._tokenizer.token_bytes(ids[index - 1] if index else None, ids[index])
 
 
-def _end_tokens(tokenizer: Tokenizer, kind: StopKind) -> dict[int, str]:
-    """Return the tokens that end a text by themselves, each with its reason."""
+def _end_tokens(tokenizer: Tokenizer, kind: StopKind) -> dict[int, Ending]:
+    """Return the tokens that end a text by themselves."""
     word = tokenizer.kind == "word"
     if kind == "document":
-        return {} if word else {tokenizer.eos_id: "document"}
-    ends = dict.fromkeys(tokenizer.line_end_ids, "line")
+        return {} if word else {tokenizer.eos_id: Ending("document")}
+    ends = dict.fromkeys(tokenizer.line_end_ids, Ending("line"))
     if not word:
-        ends[tokenizer.eos_id] = "document"
+        ends[tokenizer.eos_id] = Ending("document")
     elif kind == "sentence":
         marks = (tokenizer.encode(mark)[0] for mark in ".?!")
-        ends |= {mark: "sentence" for mark in marks if mark != tokenizer.unk_id}
+        ends |= {mark: Ending("sentence") for mark in marks if mark != tokenizer.unk_id}
     return ends

@@ -33,7 +33,7 @@ class TextStreamer:
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: str, options: Options) -> None:
-        self.ending: Ending | None = None
+        self.ending = Ending("length")
         self._tokenizer = tokenizer
         self._stops = Stops(tokenizer, options)
         self._ids: list[int] = []
@@ -50,8 +50,8 @@ class TextStreamer:
         """Add a token, and return the text that is now final."""
         self._pending.append(self._tokenizer.token_bytes(self._ids[-1] if self._ids else None, token))
         self._ids.append(token)
-        self.ending = self._stops.ending(self._ids)
-        if self.ending:
+        if ending := self._stops.ending(self._ids):
+            self.ending = ending
             return ""
         # Whole pieces are final, up to what a stop rule may still cut off.
         pending = b"".join(self._pending)
@@ -63,7 +63,7 @@ class TextStreamer:
     def close(self) -> str:
         """Return the rest of the text, without what its ending cuts off."""
         rest = b"".join(self._pending)
-        return self._displayed(rest[: len(rest) - (self.ending.cut if self.ending else 0)], is_last=True)
+        return self._displayed(rest[: len(rest) - self.ending.cut], is_last=True)
 
     def _displayed(self, content: bytes, *, is_last: bool = False) -> str:
         if content and self._space_to_drop:

@@ -74,8 +74,6 @@ def to_json(value: Any) -> str:
 
 
 def _replaced(text: str, keep: Callable[[str], bool]) -> str:
-    if text.isprintable():
-        return text
     return "".join(sign if keep(sign) else sign.encode("unicode_escape").decode() for sign in text)
 
 

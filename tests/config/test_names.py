@@ -20,9 +20,7 @@ def test_every_alias_means_one_field_and_is_none_itself() -> None:
 
 def question(*names: str) -> str:
     """The question whether these fields are meant, each with the first sentence of its description."""
-    sentences = {
-        field.name: " ".join(field.description.split()).partition(". ")[0].removesuffix(".") for field in fields()
-    }
+    sentences = {field.name: field.description.partition(". ")[0].removesuffix(".") for field in fields()}
     return f"; did you mean {' or '.join(f'{name} ({sentences[name]})' for name in names)}?"
 
 
