@@ -20,12 +20,11 @@ from record import Record, Row
 from lmtrain.config.fields import fields
 
 GENERATED = re.compile(r"(<!-- Generated from (\S+) [^\n]*\n).*?(?=\n## |\Z)", re.DOTALL)
-IN_ONE_TABLE = {"recipes", "peers"}
 SHOWN = {
     "recipes": "method tokens word_perplexity context stride minutes steps parameters",
     "peers": "threads program precision compiled dropout word_perplexity context stride tokens parameters",
 }
-"""The columns of a file's tables; all where it is not listed."""
+"""The columns of the files that have one table; the others have one for each benchmark, with all columns."""
 ORIGIN = ("benchmark", "machine", "date", "commit")
 
 
@@ -42,8 +41,8 @@ def tables(source: str) -> str:
     path = record.RESULTS / source
     records = sorted(record.read_records(path), key=lambda entry: str(entry["benchmark"]))
     parts = []
-    for _, group in groupby(records, key=lambda entry: path.stem in IN_ONE_TABLE or entry["benchmark"]):
-        parts += _section(list(group), SHOWN[path.stem].split() if path.stem in SHOWN else None)
+    for _, group in groupby(records, key=lambda entry: path.stem in SHOWN or entry["benchmark"]):
+        parts += _section(list(group), SHOWN.get(path.stem, "").split())
     return "\n\n".join(parts)
 
 
@@ -59,14 +58,10 @@ def field_tables() -> str:
     return "\n\n".join(parts)
 
 
-def _section(records: list[Record], shown: Sequence[str] | None) -> list[str]:
+def _section(records: list[Record], shown: Sequence[str]) -> list[str]:
     """A heading if they are of one benchmark, what all rows of the records have in common, and a table of the rest."""
     rows = [{"benchmark": entry["benchmark"], **row, **_origin(entry)} for entry in records for row in _rows(entry)]
-    keys = [
-        key
-        for key in dict.fromkeys(key for row in rows for key in row)
-        if shown is None or key in shown or key in ORIGIN
-    ]
+    keys = [key for key in dict.fromkeys(key for row in rows for key in row) if not shown or key in (*shown, *ORIGIN)]
     common = [key for key in keys if len({str(row.get(key)) for row in rows}) == 1 and (len(rows) > 1 or key in ORIGIN)]
     columns = [key for key in keys if key not in common]
     values = {key: rows[0][key] for key in common if rows[0].get(key) is not None}

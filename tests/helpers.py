@@ -178,11 +178,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @contextmanager
-def terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> Iterator[Callable[[], str]]:
+def terminal(columns: int) -> Iterator[Callable[[], str]]:
     """A terminal as stderr; yields a function that closes it and returns what was printed."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    with os.fdopen(slave, "w", encoding="utf-8") as stream, monkeypatch.context() as patch:
+    with os.fdopen(slave, "w", encoding="utf-8") as stream, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stderr", stream)
 
         def printed() -> str:

@@ -33,7 +33,7 @@ from lmtrain.generation.prompts import read_prompts
 from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.files import MANIFEST, verify
 from lmtrain.training.train_state import new_state, restore
-from tests.data.helpers import parquet
+from tests.data.helpers import CONFIGS, parquet
 from tests.data.published import SHAPES, published
 from tests.hostile import (
     FRAGMENTS,
@@ -94,12 +94,6 @@ def use_external_tokenizer(path: Path) -> None:
     use_tokenizer(path)
 
 
-def tokenizers() -> Iterator[bytes]:
-    for kind, size in (("word", None), ("bpe", 270), ("byte", None)):
-        config = TokenizerConfig.model_validate({"kind": kind, "vocab_size": size})
-        yield Tokenizer.train(LINES, config)._content
-
-
 def json_lines(key: str) -> bytes:
     return "".join(json.dumps({key: line, "id": number}) + "\n" for number, line in enumerate(LINES)).encode()
 
@@ -117,7 +111,7 @@ FILES: dict[str, tuple[Callable[[Path], None], list[bytes]]] = {
     ),
     "prompts.txt": (use_prompts, [TEXT, b"\xef\xbb\xbfone\r\ntwo\r\n"]),
     "prompts.jsonl": (use_prompts, [json_lines("prompt")]),
-    "tokenizer.json": (use_tokenizer, list(tokenizers())),
+    "tokenizer.json": (use_tokenizer, [Tokenizer.train(LINES, config)._content for config in CONFIGS.values()]),
     **{f"{name}.json": (use_external_tokenizer, [published(name).encode()]) for name in SHAPES},
 }
 """Files that stand alone: a function that uses the content or raises LmtrainError, and valid contents."""

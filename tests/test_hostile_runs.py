@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -251,9 +252,6 @@ def test_a_pipe_in_place_of_a_text_is_rejected(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_locked_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(file: object, operation: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr("fcntl.flock", fail)
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))))
     with pytest.raises(LmtrainError, match=r"\(No locks available\): set run.dir"), run_folder.lock(tmp_path):
         pass

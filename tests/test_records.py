@@ -82,10 +82,7 @@ def test_a_commit_with_changes_is_marked(results: Path, monkeypatch: pytest.Monk
 
 
 def test_a_record_without_git_says_so(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_git(command: list[str], **_: object) -> None:
-        raise FileNotFoundError(command[0])
-
-    monkeypatch.setattr(subprocess, "run", no_git)
+    monkeypatch.setattr(subprocess, "run", Mock(side_effect=FileNotFoundError("git")))
     record.write_record("soak", "soak", {}, seeds=[])
     assert [entry["commit"] for entry in record.read_records(results / "soak.json")] == ["unknown"]
 

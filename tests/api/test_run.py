@@ -270,7 +270,7 @@ def test_scores_show_their_progress_where_other_bars_are_shown(workdir: Path, mo
 
     monkeypatch.setattr("lmtrain.api.run.tqdm", bar)
     for columns, level in ((80, logging.INFO), (80, logging.WARNING), (0, logging.INFO)):
-        with terminal(monkeypatch, columns), log_level(level):
+        with terminal(columns), log_level(level):
             library.load("sample").score("The river .\n")
     assert disabled == [False, True, True]
 

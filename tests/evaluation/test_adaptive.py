@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -417,9 +418,7 @@ def test_each_option_of_the_command_has_an_effect_and_none_goes_below_the_floor(
 def test_running_out_of_memory_names_the_remedy(
     lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def starved(*_: object, **__: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
+    starved = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
     monkeypatch.setattr("lmtrain.api.run.evaluate", starved)
     done = lmtrain("eval", "--limit", "20")
     assert (done.code, done.out) == (1, "")

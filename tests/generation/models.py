@@ -36,9 +36,9 @@ class Script(LanguageModel):
         return scores
 
 
-def random_model(mode: str, tokenizer: Tokenizer, context: int = 6, seed: int = 3) -> LanguageModel:
+def random_model(mode: str, tokenizer: Tokenizer, seed: int = 3) -> LanguageModel:
     torch.manual_seed(seed)
-    config = ModelConfig(mode=mode, context=context, dim=8, layers=1, heads=2)
+    config = ModelConfig(mode=mode, context=6, dim=8, layers=1, heads=2)
     model = build_model(config, tokenizer.vocab_size)
     with torch.no_grad():
         for weight in model.parameters():

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -112,10 +113,7 @@ def test_a_beam_as_wide_as_the_space_is_exhaustive(problem: Problem, results: in
 @pytest.mark.parametrize("probabilities", [[0.9, 0.06, 0.04], [0.5, 0.5, 0.0]])
 def test_it_stops_as_soon_as_nothing_can_win(probabilities: list[float]) -> None:
     """One prediction is enough, however long the text might be; a longer text of equal score comes second."""
-
-    def no_step(state: History, tokens: Tensor) -> tuple[Tensor, History]:
-        raise AssertionError("a needless step")
-
+    no_step = Mock(side_effect=AssertionError("a needless step"))
     log_probs, options = torch.tensor([probabilities]).log(), Options(max_tokens=10_000, beams=3)
     ((found,),) = beam_search(log_probs, History([()]), no_step, options, is_end=ends_with(0))
     assert found.ids == (0,)

@@ -133,17 +133,14 @@ def test_samples_from_a_large_vocabulary_have_the_exact_probabilities() -> None:
     """Three levels of sums, the last nodes of each padded: judged by the ids' first and last digits."""
     vocab, count = BRANCHES**2 + 1000, 4000
     log_probs = Toy(vocab, 2).predict(())
-    tokens = sample_tokens(log_probs.repeat(count, 1), PLAIN, numbers(count)).tolist()
+    numbers = torch.from_numpy(np.random.default_rng(3).random((count, LEVELS)))
+    tokens = sample_tokens(log_probs.repeat(count, 1), PLAIN, numbers).tolist()
     probs = exact(log_probs.tolist(), PLAIN)
     for digits in ([token // 200 for token in range(vocab)], [token % 30 for token in range(vocab)]):
         expected: dict[Text, float] = {}
         for digit, p in zip(digits, probs, strict=True):
             expected[(digit,)] = expected.get((digit,), 0.0) + p
         assert_fits(Counter((digits[token],) for token in tokens), expected)
-
-
-def numbers(rows: int) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(3).random((rows, LEVELS)))
 
 
 def test_the_extreme_numbers_give_nothing_impossible() -> None:

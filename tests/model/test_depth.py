@@ -1,6 +1,5 @@
 """Deep stacks at initialization: the size of activations and gradients, from the first block to the 120th."""
 
-from itertools import product
 from typing import get_args
 
 import pytest
@@ -14,15 +13,6 @@ from lmtrain.nn.blocks import NormPosition
 from lmtrain.nn.norms import NormKind
 
 DEPTH = 120
-
-every_norm = pytest.mark.parametrize(
-    ("kind", "position"), [*product(get_args(NormKind), get_args(NormPosition))], ids=str
-)
-
-
-def build(kind: NormKind, position: NormPosition) -> LanguageModel:
-    torch.manual_seed(0)
-    return build_model(ModelConfig(layers=DEPTH, dim=64, heads=4, context=16, norm=kind, norm_position=position), 50)
 
 
 def sizes(model: LanguageModel) -> tuple[list[float], list[float]]:
@@ -42,9 +32,12 @@ def sizes(model: LanguageModel) -> tuple[list[float], list[float]]:
     return results, norms.view(len(blocks), -1).norm(dim=1).tolist()
 
 
-@every_norm
+@pytest.mark.parametrize("kind", get_args(NormKind))
+@pytest.mark.parametrize("position", get_args(NormPosition))
 def test_activations_and_gradients_keep_their_size_through_120_blocks(kind: NormKind, position: NormPosition) -> None:
-    activations, gradients = sizes(build(kind, position))
+    torch.manual_seed(0)
+    config = ModelConfig(layers=DEPTH, dim=64, heads=4, context=16, norm=kind, norm_position=position)
+    activations, gradients = sizes(build_model(config, 50))
     assert len(activations) == len(gradients) == DEPTH
     if position == "post":
         assert activations == pytest.approx([1.0] * DEPTH, abs=1e-3)

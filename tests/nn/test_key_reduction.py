@@ -24,7 +24,7 @@ def compress(blocks: Compression, x: Tensor) -> list[Tensor]:
     return found
 
 
-def compressed_loop(layer: CompressedAttention, x: Tensor, by: Tensor | None = None) -> Tensor:
+def compressed_loop(layer: CompressedAttention, x: Tensor, by: Tensor | None) -> Tensor:
     """Query by query over a list of the keys that it attends to."""
     query, key, value = layer.projections.project(x, by)
     far_keys, far_values = compress(layer.compress_key, key), compress(layer.compress_value, value)
@@ -64,7 +64,7 @@ def test_compression_starts_as_the_mean_of_a_block() -> None:
     torch.testing.assert_close(Compression(2, 2, 4)(x)[:, :, 1], x[:, :, 4:].sum(2) / 4)
 
 
-def linformer_loop(layer: LinformerAttention, x: Tensor, by: Tensor | None = None) -> Tensor:
+def linformer_loop(layer: LinformerAttention, x: Tensor, by: Tensor | None) -> Tensor:
     query, key, value = layer.projections.project(x, by)
     length, pooled = x.shape[1], []
     keys, values = [], []

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -89,10 +90,7 @@ def test_an_error_in_a_single_file_keeps_the_old_one(tmp_path: Path, for_good: b
 
 
 def test_a_file_that_cannot_be_removed_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(path: Path, *, missing_ok: bool = False) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(Path, "unlink", fail)
+    monkeypatch.setattr(Path, "unlink", Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
     FailingDisk(monkeypatch, 1, for_good=False)
     with pytest.raises(LmtrainError, match=FULL):
         files.write_file(tmp_path / "state.json", b"new")

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import lmtrain
+from lmtrain.api.train import train_plan
 from lmtrain.config.loader import differences
 from lmtrain.config.schema import CHANGEABLE_FIELDS, SCHEDULE_FIELDS
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
-from lmtrain.training.loop import fit
-from lmtrain.training.plan import plan_run, prepare
+from lmtrain.training.plan import plan_run
 from lmtrain.training.train_state import new_state, restore
 from tests.helpers import state_hash
 from tests.stored.make import HERE, example, loss
@@ -59,8 +59,7 @@ def test_a_run_that_does_not_say_what_its_text_was_is_used_with_a_note(
     score = lmtrain.load("run", checkpoint="last", device="cpu").evaluate(source=Path("text.txt"))
     assert score.tokens == store.split("valid").tokens
     assert "run is of an earlier version: lmtrain can't check that" in capsys.readouterr().err
-    found = prepare(plan_run(None, [], folder / "run"))
-    assert fit(*found, folder / "run").step == 10
+    assert train_plan(plan_run(None, [], folder / "run")).step == 10
     assert "the run is of an earlier version: lmtrain can't check that its text is unchanged" in notes
 
 

@@ -14,7 +14,7 @@ import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NoReturn
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -84,10 +84,7 @@ def test_what_compiling_lacks_is_named(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_first_signal_is_recorded_and_a_second_ctrl_c_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def end(_message: str) -> NoReturn:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(signals, "_end_at_once", end)
+    monkeypatch.setattr(signals, "_end_at_once", Mock(side_effect=KeyboardInterrupt))
     previous = signal.getsignal(signal.SIGINT)
     with catch_stop_signals(ProcessGroup()) as stop:
         stop.check()
@@ -153,18 +150,14 @@ def test_the_peak_is_that_of_a_matrix_product() -> None:
     assert 1e8 < peak_flops(torch.device("cpu"), "fp32") < 1e14
 
 
-def _raise(error: BaseException) -> None:
-    raise error
-
-
 @pytest.mark.parametrize(
     "fail",
     [
-        lambda: _raise(MemoryError()),
-        lambda: _raise(torch.OutOfMemoryError("CUDA out of memory")),
-        lambda: _raise(torch.AcceleratorError("CUDA error: out of memory", 2)),
-        lambda: _raise(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")),
-        lambda: _raise(RuntimeError("InductorError: OutOfMemoryError: Tried to allocate 2.00 GiB")),
+        Mock(side_effect=MemoryError()),
+        Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory")),
+        Mock(side_effect=torch.AcceleratorError("CUDA error: out of memory", 2)),
+        Mock(side_effect=RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")),
+        Mock(side_effect=RuntimeError("InductorError: OutOfMemoryError: Tried to allocate 2.00 GiB")),
         lambda: torch.empty(1 << 60, dtype=torch.uint8),
     ],
 )

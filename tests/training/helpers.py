@@ -108,7 +108,7 @@ def verified_steps(run_dir: Path) -> list[int]:
     """The steps of a run's checkpoints, all of them whole."""
     for folder in run_checkpoints.folders(run_dir):
         verify(folder, read_manifest(folder, checkpoint.FORMAT)["files"])
-    return [int(folder.name.removeprefix("step-")) for folder in run_checkpoints.folders(run_dir)]
+    return [run_folder.step_of(folder) for folder in run_checkpoints.folders(run_dir)]
 
 
 def run_state(run_dir: Path) -> dict[str, Any]:

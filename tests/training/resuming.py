@@ -127,11 +127,6 @@ def take_steps(state: TrainState, count: int) -> list[Step]:
     return steps
 
 
-def save(state: TrainState, run_dir: Path) -> Path:
-    parts = train_state.snapshot(state, None, **CIRCUMSTANCES)
-    return checkpoint.save(run_dir, state.counters.step, *parts)
-
-
 def refer(config: Config, run_dir: Path, count: int) -> Reference:
     """Train without an interruption, and save after every step."""
     state = begin(config)
@@ -140,7 +135,8 @@ def refer(config: Config, run_dir: Path, count: int) -> Reference:
     reference = Reference(config, [], [])
     for _ in range(count):
         reference.steps += take_steps(state, 1)
-        reference.folders.append(save(state, run_dir))
+        parts = train_state.snapshot(state, None, **CIRCUMSTANCES)
+        reference.folders.append(checkpoint.save(run_dir, counters.step, *parts))
     return reference
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -103,11 +104,7 @@ def test_a_kill_before_or_during_the_continuation_loses_nothing(
     assert verified_steps(run_dir) == [5, 6, 8]
     first_curves = curves(run_dir)
     with monkeypatch.context() as patch:
-
-        def killed(*_: Any) -> None:
-            raise KeyboardInterrupt
-
-        patch.setattr(CheckpointSaver, "save", killed)
+        patch.setattr(CheckpointSaver, "save", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             run(large, run_dir)
     assert run_folder.run_config(run_dir) == large
@@ -193,7 +190,7 @@ def test_what_cannot_be_exact_is_rejected_with_a_remedy(
     remedy = f"Give the old values, or train another run (run.name=...; train.init_from={tmp_path} starts from its wei"
     assert re.search(re.escape(remedy), str(caught.value))
     assert run_folder.run_config(tmp_path) == config
-    assert [int(folder.name[5:]) for folder in run_checkpoints.folders(tmp_path)] == steps
+    assert [run_folder.step_of(folder) for folder in run_checkpoints.folders(tmp_path)] == steps
     assert run(config, tmp_path)[0].score == finished.score
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -157,9 +158,7 @@ def test_a_validation_loss_that_is_not_finite_is_reported_before_text_is_generat
 def test_running_out_of_memory_in_an_evaluation_names_its_own_remedy(
     tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def starved(*_: object, **__: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
+    starved = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
     monkeypatch.setattr("lmtrain.training.validation.evaluate", starved)
     with pytest.raises(LmtrainError, match=r"out of memory: lower eval\.batch_size$"):
         run(tiny, tmp_path)

@@ -177,10 +177,8 @@ def test_quiet_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == ""
 
 
-def test_on_a_terminal_there_is_a_bar_with_the_share_of_the_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with terminal(monkeypatch, columns=100) as screen:
+def test_on_a_terminal_there_is_a_bar_with_the_share_of_the_budget(tmp_path: Path) -> None:
+    with terminal(columns=100) as screen:
         reports = monitor(tmp_path, total_steps=None, step=10, progress=0.25)
         reports.record(12, "train", {"loss": 2.0, "perplexity": 7.4, "tokens_per_second": 5000.0})
         reports.advance(1234, 0.5)
@@ -192,8 +190,8 @@ def test_on_a_terminal_there_is_a_bar_with_the_share_of_the_budget(
     assert re.search(r"\r +\ra note\r?\n", seen)  # the bar is erased before the line
 
 
-def test_a_terminal_without_a_width_gets_plain_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with terminal(monkeypatch, columns=0) as screen:
+def test_a_terminal_without_a_width_gets_plain_lines(tmp_path: Path) -> None:
+    with terminal(columns=0) as screen:
         reports = monitor(tmp_path)
         reports.record(1, "train", {"loss": 2.0})
         reports.close()

@@ -40,8 +40,7 @@ class _Tiny(nn.Module):
         return self.embedding
 
 
-def _train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
-    assert isinstance(model, _Tiny)
+def _train(model: _Tiny, optimizer: torch.optim.Optimizer, steps: int) -> None:
     for step in range(steps):
         torch.manual_seed(step)
         model.linear(model.embedding(torch.randint(5, (4,)))).square().sum().backward()
@@ -115,18 +114,7 @@ def test_training_starts_from_the_vectors_of_its_text(tied: bool, tiny: Config, 
     assert float(model.embedding.weight.detach().square().mean().sqrt()) == pytest.approx(1 / width, rel=1e-3)
 
 
-SHAPES = [(8, 8), (24, 8), (8, 24), (8, 8), (8, 24), (1, 8)]
 State = dict[str, Tensor]
-
-
-def _parameters() -> list[nn.Parameter]:
-    torch.manual_seed(0)
-    return [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
-
-
-def _muon(parameters: list[nn.Parameter], dtype: torch.dtype) -> Muon:
-    groups: list[dict[str, Any]] = [{"params": parameters}, {"params": [nn.Parameter(torch.zeros(3))], "lr": 1e-3}]
-    return Muon(groups, dtype, lr=1e-2, weight_decay=0.3)
 
 
 def _polynomials(matrix: Tensor) -> Tensor:
@@ -141,9 +129,13 @@ def _polynomials(matrix: Tensor) -> Tensor:
 
 def test_batched_steps_equal_plain_ones() -> None:
     """Nesterov momentum, decoupled weight decay, and an update whose root mean square is 0.2 times the rate."""
-    ours, plain = _parameters(), [parameter.detach().clone() for parameter in _parameters()]
+    torch.manual_seed(0)
+    shapes = [(8, 8), (24, 8), (8, 24), (8, 8), (8, 24), (1, 8)]
+    ours = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+    plain = [parameter.detach().clone() for parameter in ours]
     momentum = [torch.zeros_like(parameter) for parameter in plain]
-    optimizer = _muon(ours, torch.float32)
+    groups: list[dict[str, Any]] = [{"params": ours}, {"params": [nn.Parameter(torch.zeros(3))], "lr": 1e-3}]
+    optimizer = Muon(groups, torch.float32, lr=1e-2, weight_decay=0.3)
     for step in range(10):
         torch.manual_seed(step)
         lr = 1e-2 / (1 + step)

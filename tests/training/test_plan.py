@@ -9,12 +9,12 @@ import pytest
 import torch
 import yaml
 
+from lmtrain.api.train import train_plan
 from lmtrain.config.automatic import MINUTES, automatic
 from lmtrain.config.loader import flat
 from lmtrain.config.schema import Config, RunConfig
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.storage.run_folder import create_run, default_name, run_config
-from lmtrain.training.loop import fit
 from lmtrain.training.plan import RunPlan, changed_fields, plan_run, prepare
 from tests.helpers import TINY
 from tests.training.helpers import last_hash
@@ -31,8 +31,7 @@ def folder(folder: Path) -> Path:
 
 def train(plan: RunPlan) -> Config:
     """Train what is wanted; returns the configuration that the run stores."""
-    config, store = prepare(plan)
-    fit(config, store, plan.run_dir)
+    train_plan(plan)
     return run_config(plan.run_dir)
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from lmtrain.api.train import train_plan
 from lmtrain.data.tokenizer_file import Description, Json
 from lmtrain.storage.run_folder import run_config
-from lmtrain.training.loop import fit
-from lmtrain.training.plan import plan_run, prepare
+from lmtrain.training.plan import plan_run
 from tests.data.published import EXACT, SHAPES, TEXT, published
 from tests.helpers import TINY, Lmtrain
 from tests.training.helpers import last_hash
@@ -57,8 +57,7 @@ def test_a_run_that_continues_without_the_field_keeps_its_tokenizer(folder: Path
 
 def _train(run_dir: Path | None, *overrides: str) -> str:
     plan = plan_run(None, [*overrides], run_dir)
-    config, store = prepare(plan)
-    fit(config, store, plan.run_dir)
+    train_plan(plan)
     return last_hash(plan.run_dir)
 
 

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -281,10 +282,7 @@ def test_a_checkpoint_without_an_item_is_rejected(reference: Reference, item: st
 def test_out_of_memory_is_not_called_a_checkpoint_that_does_not_fit(
     reference: Reference, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
 ) -> None:
-    def full(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(train_state, "copy_all", full)
+    monkeypatch.setattr(train_state, "copy_all", Mock(side_effect=error))
     with pytest.raises(type(error), match=str(error)):
         restore(begin(reference.config), checkpoint.load(reference.folders[CUT - 1]))
 
