@@ -162,7 +162,7 @@ def test_white_space_is_a_prompt_for_a_model_of_bytes(lmtrain: Lmtrain, folder: 
 def test_a_prompt_that_is_empty_or_long_gets_a_note(lmtrain: Lmtrain, workdir: Path) -> None:
     done = lmtrain("generate", "", "-n", "2")
     assert done.code == 0
-    assert "the prompt is empty" in done.err
+    assert "the prompt is empty: starting at the beginning of a line\n" in done.err
     assert "the prompt is empty" in lmtrain("generate", "  ", "-n", "2").err  # to a word tokenizer
     done = lmtrain("generate", "the " * 40, "-n", "2")
     assert done.code == 0

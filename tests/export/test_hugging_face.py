@@ -23,7 +23,7 @@ from lmtrain.export.model_card import model_card
 from lmtrain.model.trained import trained_weights
 from lmtrain.storage import run_folder
 from tests.data.helpers import KINDS, LINES, TRAINED
-from tests.data.published import as_given, published
+from tests.data.published import SHAPES, as_given, published
 from tests.export.runs import CONTEXT, stored_run
 from tests.helpers import Lmtrain, contents, flip_bit
 
@@ -65,6 +65,15 @@ def test_transformers_reads_the_tokenizer(tmp_path: Path, kind: Kind) -> None:
     assert batch["attention_mask"][1][0] == 0
     assert batch["input_ids"][1][-1] == ours.encode("the")[-1]
     assert theirs.model_max_length == CONTEXT
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_published_tokenizer_encodes_a_line_as_before(tmp_path: Path, name: str) -> None:
+    ours = as_given(name)
+    export(stored_run(tmp_path / "run", ours), tmp_path / "hf", None, "auto")
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "hf/tokenizer.json"))
+    for text in ("", "the cat", "\n", "  sat on\tthe mat\n"):
+        assert theirs.encode(text, add_special_tokens=False).ids == ours.encode(text)
 
 
 def test_special_tokens_that_are_not_printable_keep_their_ids(tmp_path: Path) -> None:
