@@ -106,6 +106,10 @@ def test_options_and_the_environment_say_where_the_corpus_is_now(
     assert f"(the run says '{workdir / 'own.txt'}')" in done.err
     assert lmtrain("eval", "--run", "runs/own", "data.source=moved.txt", "data.dir=other", "--json").json == before
     assert (workdir / "other").is_dir()
+    # Dynamic evaluation reads the corpus of the run whatever it scores.
+    adapted = ["eval", "--run", "runs/own", "--text", "moved.txt", "--dynamic", "--limit", "20", "data.dir=another"]
+    assert "are not in another: say where they are" in lmtrain(*adapted).err
+    assert lmtrain(*adapted, "data.source=moved.txt").code == 0
     assert lmtrain("eval", "--run", "runs/own", "data.dir=elsewhere", "--json").json == before
     monkeypatch.setenv("LMTRAIN_DATA__DIR", "elsewhere")
     assert lmtrain("eval", "--run", "runs/own", "--json").json == before
