@@ -211,6 +211,14 @@ def test_an_evaluation_is_that_of_the_command(lmtrain: Lmtrain, workdir: Path, m
             run.evaluate(data_dir=moved, **wrong)
 
 
+def test_the_messages_of_training_are_shown_unless_it_is_quiet(workdir: Path, notes: list[str]) -> None:
+    config = library.load("sample").config
+    library.train(config=config, quiet=True)
+    assert notes == []
+    library.train(config=config)
+    assert any("is finished, so nothing is trained" in note for note in notes)
+
+
 def test_training_from_a_dict_is_that_of_the_command(lmtrain: Lmtrain, workdir: Path) -> None:
     """The run of the command is found finished, so that nothing is trained twice."""
     config = library.load("sample").config
