@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -142,7 +143,7 @@ def measure_peer(side: Row) -> Row:
     return {"tokens_per_second": statistics.median(rates), "peak_bytes": peak_memory_bytes(device)}
 
 
-def load_source(folder: str) -> Any:
+def load_source(folder: str) -> ModuleType:
     """The module `model.py` of a program whose source is in `folder`."""
     if not (Path(folder) / "model.py").is_file():
         raise SystemExit(f"{folder} has no model.py: give the folder of the program's source")

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import record
 from record import Record, Row
@@ -90,14 +89,14 @@ def _origin(entry: Record) -> Row:
     return {"machine": f"{name}, torch {machine['torch']}", "date": entry["date"], "commit": commit}
 
 
-def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table in Markdown."""
     lines = [[column.replace("_", " ") for column in columns], ["---"] * len(columns)]
     lines += [[_cell(value) for value in row] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     match value:
         case None:
             return ""

@@ -117,7 +117,7 @@ def generate(
             f"a prompt comes before the overrides, and one of several words needs quotes: lmtrain generate {quoted!r}"
         )
     searches = [name for name, is_set in (("--greedy", greedy), ("--beams", beams > 1)) if is_set]
-    if searches and (others := searches[1:] + _set_options(context, SAMPLING)):
+    if searches and (others := searches[1:] + _sampling_options(context)):
         raise UsageError(f"{searches[0]} excludes {', '.join(others)}: leave out one or the other")
     if prompt is not None and prompts is not None:
         raise UsageError("a prompt and --prompts exclude each other: leave out one of them")
@@ -166,8 +166,8 @@ def generate(
         complete_prompt(trained, options, read_all(sys.stdin.buffer) if prompt is None else prompt, as_json)
 
 
-def _set_options(context: typer.Context, group: str) -> list[str]:
-    """Return the options of a group that are on the command line."""
-    options = [option for option in context.command.params if getattr(option, "rich_help_panel", None) == group]
+def _sampling_options(context: typer.Context) -> list[str]:
+    """Return the sampling options that are on the command line."""
+    options = [option for option in context.command.params if getattr(option, "rich_help_panel", None) == SAMPLING]
     sources = {option.opts[0]: context.get_parameter_source(option.name or "") for option in options}
     return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]

@@ -1,11 +1,9 @@
 """What the commands print on stdout: results as text or JSON."""
 
-from typing import Any
-
 from lmtrain.system.messages import for_terminal, to_json
 
 
-def show(result: dict[str, Any], text: str, as_json: bool) -> None:
+def show(result: dict[str, object], text: str, as_json: bool) -> None:
     """Print the result of a command: `text`, or `result` as one line of JSON."""
     print(to_json(result) if as_json else for_terminal(text))
 

@@ -30,7 +30,7 @@ UserPath = Annotated[Path, AfterValidator(_expanded)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
-def listed(value: Any) -> Any:
+def listed(value: object) -> list[Any] | tuple[Any, ...]:
     """Return one value as a list of one, and null as an empty list; a list stays as it is."""
     return value if isinstance(value, list | tuple) else [] if value is None else [value]
 

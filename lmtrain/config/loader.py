@@ -30,7 +30,6 @@ MAX_FILE_BYTES = 1 << 18
 """Bytes: far more than a configuration needs, and few enough for the slowest constructs of YAML."""
 
 _TEXTS = (str, str | None, Path, UserPath | None)
-_TEXT_OR_LIST = tuple[UserPath, ...]
 _ASSIGNMENT = re.compile(r"[\w.-]+=")
 _OVERRIDE = re.compile(rf"({'|'.join(SECTIONS)})\.[a-z0-9_]+=")
 
@@ -144,7 +143,7 @@ def flat(config: Config) -> dict[str, Any]:
     return {f"{section}.{field}": value for section, fields in sections.items() for field, value in fields.items()}
 
 
-def override_value(value: Any) -> str:
+def override_value(value: object) -> str:
     """Return a plain value as an override has it."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
@@ -194,7 +193,7 @@ def _assign(values: dict[str, Any], key: str, text: str, origin: str) -> tuple[s
         raise UsageError(f"{origin}: {section} is not a section")
     known = SECTIONS.get(section, {}).get(field)
     holds_text = known is not None and (
-        known.annotation in _TEXTS or (known.annotation == _TEXT_OR_LIST and not text.lstrip().startswith("["))
+        known.annotation in _TEXTS or (known.annotation == tuple[UserPath, ...] and not text.lstrip().startswith("["))
     )
     fields[field] = yaml_values.read_value(text, origin, is_text=holds_text)
     return section, field

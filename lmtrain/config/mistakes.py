@@ -3,18 +3,17 @@
 import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Any
+
+from pydantic_core import ErrorDetails
 
 from lmtrain.config.base import NOT_UNICODE
 from lmtrain.config.earlier import REMOVED
 from lmtrain.config.names import suggestion
 from lmtrain.config.schema import SECTIONS
 
-Origins = dict[tuple[str, str], str]
+Origins = dict[tuple[str | int, ...], str]
 """Where the value of a (section, field) was set, if not in the file."""
 
-_MAX_MISTAKES = 5
-_MAX_VALUE_LENGTH = 200
 _TEXT = "should be a text (in quotes, if YAML takes it for something else)"
 _MESSAGES = {
     "model_type": "a section holds one `field: value` per line",
@@ -30,22 +29,22 @@ _MESSAGES = {
 _KEY = re.compile(rf"\b({'|'.join(SECTIONS)})\.(\w+)")
 
 
-def error_message(errors: Iterable[Any], origin: str, origins: Origins) -> str:
+def error_message(errors: Iterable[ErrorDetails], origin: str, origins: Origins) -> str:
     """Return one message about the errors of a pydantic ValidationError: the first few, each with its origin."""
     errors = [error for error in errors if error["type"] != "too_short" or not error["input"]]  # only invalid items
     mistakes = [[*alike] for _, alike in groupby(errors, key=_location)]
-    shown_first = [_sentence(alike, _origin(alike[0], origins, origin)) for alike in mistakes[:_MAX_MISTAKES]]
+    shown_first = [_sentence(alike, _origin(alike[0], origins, origin)) for alike in mistakes[:5]]
     more = len(mistakes) - len(shown_first)
     return "; ".join(shown_first) + (f"; and {more} more like these" if more else "")
 
 
-def _location(error: Any) -> tuple[str | int, ...]:
+def _location(error: ErrorDetails) -> tuple[str | int, ...]:
     """The section, the field and the index in a list, without pydantic's names of the types that a field may have."""
-    location: tuple[str | int, ...] = error["loc"]
+    location = error["loc"]
     return location if len(location) < 3 or isinstance(location[2], int) else location[:2]
 
 
-def _origin(error: Any, origins: Origins, otherwise: str) -> str:
+def _origin(error: ErrorDetails, origins: Origins, otherwise: str) -> str:
     """Where a value was set. If several fields conflict, it is the first one that was set beside the file."""
     place = error["loc"][:2]
     if len(place) == 2:
@@ -55,7 +54,7 @@ def _origin(error: Any, origins: Origins, otherwise: str) -> str:
     return next((origins[named] for named in _KEY.findall(error["msg"]) if named in origins), otherwise)
 
 
-def _sentence(errors: Sequence[Any], origin: str) -> str:
+def _sentence(errors: Sequence[ErrorDetails], origin: str) -> str:
     """One message about the errors of a field; there are several if it may have values of several types."""
     error, location = errors[0], _location(errors[0])
     key = cleaned(".".join(map(str, location)))
@@ -68,12 +67,12 @@ def _sentence(errors: Sequence[Any], origin: str) -> str:
     return f"{origin}: {key}={shown(error['input'])}: {message}" if has_value else f"{origin}: {message}"
 
 
-def _message(error: Any) -> str:
-    message: str = _MESSAGES.get(error["type"], error["msg"])
+def _message(error: ErrorDetails) -> str:
+    message = _MESSAGES.get(error["type"], error["msg"])
     return message.removeprefix("Value error, ").removeprefix("Input ")
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Return a value for a message: not too long, and without the user name and password of an address."""
     try:
         text = repr(value)
@@ -84,4 +83,4 @@ def shown(value: Any) -> str:
 
 def cleaned(text: str) -> str:
     """Return a text for a message, as `shown` does, without quotes."""
-    return re.sub(r"(?<=://)[^/\s]*@", "", text)[:_MAX_VALUE_LENGTH]
+    return re.sub(r"(?<=://)[^/\s]*@", "", text)[:200]

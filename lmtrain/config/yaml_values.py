@@ -67,7 +67,7 @@ _Dumper.add_representer(
 )
 
 
-def write(values: Any) -> str:
+def write(values: object) -> str:
     """Return plain values as YAML."""
     return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
 

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from lmtrain.data import tokenizer_file
 from lmtrain.data.tokenizer_file import Description, Json
 
@@ -21,10 +23,9 @@ END_OF_TEXT = (
     "[SEP]",
 )
 """Names of the end-of-text token in published vocabularies."""
-_CANDIDATES = 8
 
 
-def describe(path: Path, backend: Any, document: Json, eos_token: str | None) -> Description:
+def describe(path: Path, backend: Tokenizer, document: Json, eos_token: str | None) -> Description:
     """Return the description of a tokenizer.json; its end-of-text token is `eos_token`, or if None one that is found.
 
     Raises ValueError if it has no such token; the message continues "tokenizer PATH ...".
@@ -37,7 +38,7 @@ def describe(path: Path, backend: Any, document: Json, eos_token: str | None) ->
     return Description(kind="file", eos=eos, unk=unk if unk in vocabulary and unk != eos else None)
 
 
-def _end_of_text(path: Path, vocabulary: dict[str, int], backend: Any, unk: str | None) -> str:
+def _end_of_text(path: Path, vocabulary: dict[str, int], backend: Tokenizer, unk: str | None) -> str:
     """Return the token that the files beside a tokenizer.json name, or else one of a usual name.
 
     A special token of such a name comes first: others may be words of the text that the vocabulary was learned from.
@@ -49,7 +50,7 @@ def _end_of_text(path: Path, vocabulary: dict[str, int], backend: Any, unk: str 
             return name
     # Not the unknown token: unknown words, which it stands for, would then be missing without a notice.
     words = sorted(vocabulary.keys() - {unk}, key=vocabulary.__getitem__)
-    listed = ", ".join(([name for name in special if name != unk] or words)[:_CANDIDATES])
+    listed = ", ".join(([name for name in special if name != unk] or words)[:8])
     raise ValueError(
         "has no end-of-text token of a usual name: set tokenizer.eos_token to the token that is to end each document, "
         f"such as {listed}"

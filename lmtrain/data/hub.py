@@ -19,7 +19,6 @@ from lmtrain.data.splits import Text
 from lmtrain.errors import LmtrainError
 from lmtrain.system.messages import log, shows_bars
 
-_BATCH = 1024
 _CARD = "README.md"
 _OTHER_CARDS = ["*/README.md", ".huggingface.yaml"]
 """Not downloaded: in these too, `datasets` would read which files there are, anywhere on this machine."""
@@ -206,4 +205,4 @@ def _open(dataset: str, folder: Path, subset: _Subset) -> dict[str, Any]:
 def _tables(dataset: str, folder: Path, data: Any) -> Iterator[Any]:
     """Yield the rows of a split, a batch at a time."""
     with _reading(dataset, folder):  # only the library: an error in what is done with its rows is a bug
-        yield from data.with_format("arrow").iter(_BATCH)
+        yield from data.with_format("arrow").iter(1024)

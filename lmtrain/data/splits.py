@@ -22,7 +22,6 @@ from lmtrain.system.messages import log, shows_bars
 _HEADING = re.compile(r" ?= [^=\s](?:.*[^=\s])? = ?")
 _WORD = re.compile(r"\S+")
 _FEW = 20
-_LONG = 1 << 20
 
 SHARE = 0.05
 """The part of a text that is cut off for a validation or test split."""
@@ -182,4 +181,4 @@ def _end_lines(path: Path, places: list[int], starts: np.ndarray) -> tuple[list[
 
 def _count_words(text: str) -> int:
     """The words between white space; a very long line is not split into a list many times its size."""
-    return len(text.split()) if len(text) < _LONG else sum(1 for _ in _WORD.finditer(text))
+    return len(text.split()) if len(text) < 1 << 20 else sum(1 for _ in _WORD.finditer(text))

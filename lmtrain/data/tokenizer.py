@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import tokenizers
 from tokenizers import pre_tokenizers, trainers
 
 from lmtrain.config.schema import TokenizerConfig
@@ -59,12 +60,12 @@ class Tokenizer:
     begin with a space that is not in the text, as those of the other words do.
     """
 
-    def __init__(self, content: bytes, backend: Any, document: Json, description: Description) -> None:
+    def __init__(self, content: bytes, backend: tokenizers.Tokenizer, document: Json, description: Description) -> None:
         """Take a file's content, with its description in it, and the library's tokenizer and the document.
 
         The message of a ValueError continues "tokenizer PATH ...".
         """
-        vocabulary: dict[str, int] = backend.get_vocab()
+        vocabulary = backend.get_vocab()
         if not {description.eos, description.unk} - {None} <= vocabulary.keys():
             raise ValueError("is damaged: its vocabulary lacks its end-of-text or its unknown token")
         if description.kind != "file" and description != Description.of_kind(description.kind):
@@ -244,7 +245,7 @@ class Tokenizer:
 
     def token(self, id: int) -> str:  # noqa: A002 -- the field's term
         """Return a token in readable form, with control characters and incomplete UTF-8 escaped."""
-        text: str = self._backend.id_to_token(id) or ""
+        text = self._backend.id_to_token(id) or ""
         if self.kind == "word":
             return text
         if id in self._bytes and id != self.eos_id:

@@ -58,7 +58,7 @@ class Description(BaseModel, strict=True):
         return json.dumps(document | {"model": model}, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def new_backend(kind: Kind, vocabulary: dict[str, int]) -> Any:
+def new_backend(kind: Kind, vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
     """Return the library's tokenizer of a kind that lmtrain trains, without merges.
 
     `<eos>` is an entry of the vocabulary and not an added token, because added tokens are found in any text.
@@ -88,7 +88,7 @@ def read(path: Path) -> bytes:
     return content
 
 
-def parse(content: bytes) -> tuple[Any, Json]:
+def parse(content: bytes) -> tuple[tokenizers.Tokenizer, Json]:
     """Return the library's tokenizer, without truncation, padding and dropout, and the JSON document.
 
     Raises ValueError if `content` is not a tokenizer.json; the message continues "tokenizer PATH ...".

@@ -99,7 +99,7 @@ def text_split(lines: Lines, tokenizer: Tokenizer, *, label: str) -> Split:
         counts = write_split(folder, "text", lines, label)
         text = folder / "text.txt"
         _keeps_all(tokenizer, text)
-        parts, replaced = zip(*encode_text(lines_of(text), document_starts(text), tokenizer), strict=True)
+        parts, replaced = zip(*_encode_text(lines_of(text), document_starts(text), tokenizer), strict=True)
     return Split(np.concatenate(parts), words_and_line_ends(counts), counts["bytes"], sum(replaced))
 
 
@@ -163,14 +163,14 @@ def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer)
     starts = document_starts(corpus.folder / f"{split}.txt")
     tokens = replaced = 0
     with (folder / f"{split}.bin").open("wb") as file:
-        for ids, unknown in encode_text(lines, starts, tokenizer):
+        for ids, unknown in _encode_text(lines, starts, tokenizer):
             file.write(ids.tobytes())
             tokens += len(ids)
             replaced += unknown
     return {"tokens": tokens, **corpus.splits[split], "replaced": replaced}
 
 
-def encode_text(lines: Iterable[str], starts: np.ndarray, tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, int]]:
+def _encode_text(lines: Iterable[str], starts: np.ndarray, tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, int]]:
     """Yield the ids of a split's text, part by part: (tokens,), and how many tokens of the part are unknown words.
 
     An end-of-text token ends each document; with a word tokenizer it ends each line instead. The documents begin at the

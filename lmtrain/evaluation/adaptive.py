@@ -130,7 +130,7 @@ def gradient_rms(model: LanguageModel, split: Split, *, precision: str, advance:
     def add_squares(inputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
         with torch.enable_grad(), autocast(device, precision):
             nats = model(inputs, targets)
-        gradients = gradients_of(nats, model)
+        gradients = _gradients_of(nats, model)
         torch._foreach_addcmul_(squares, gradients, gradients)
         return ()
 
@@ -142,7 +142,7 @@ def gradient_rms(model: LanguageModel, split: Split, *, precision: str, advance:
     return [(square * (rows * context / batches)).sqrt() for square in squares]
 
 
-def gradients_of(nats: Tensor, model: LanguageModel) -> tuple[Tensor, ...]:
+def _gradients_of(nats: Tensor, model: LanguageModel) -> tuple[Tensor, ...]:
     """Return the gradient of the mean of `nats` for each parameter; zero if the mean does not depend on it."""
     # Without autocast: the dtypes of the backward pass are those of the forward pass.
     with torch.enable_grad(), torch.autocast(nats.device.type, enabled=False):
@@ -174,7 +174,7 @@ def dynamic_scorer(
         for member, own_rates in zip(ensemble.members, rates, strict=True):
             with torch.enable_grad():
                 nats, states = member.score(inputs, targets, temperature=settings.temperature)
-            gradients = gradients_of(nats, member)
+            gradients = _gradients_of(nats, member)
             with torch.no_grad():
                 torch._foreach_addcmul_(list(member.parameters()), gradients, own_rates, value=-1.0)
             scored.append((nats.detach(), states.detach()))

@@ -4,7 +4,6 @@ import json
 import math
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from lmtrain import __version__
 from lmtrain.config import yaml_values
@@ -17,7 +16,7 @@ from lmtrain.model.trained import TrainedWeights
 from lmtrain.system.messages import escaped
 from lmtrain.training.finished import read_finished
 
-_NOT_IN_RECIPE: Any = {"run": {"name", "dir"}, "data": {"dir"}, "eval": True}
+_NOT_IN_RECIPE: dict[str, set[str] | bool] = {"run": {"name", "dir"}, "data": {"dir"}, "eval": True}
 _CARD = """\
 ---
 library_name: transformers

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from lmtrain.config.loader import dump as dump_config
 from lmtrain.config.loader import load as load_config
@@ -94,7 +94,7 @@ def find_run(path: Path | None, runs_dir: Path) -> Path:
     return max(runs, key=lambda run: (run / STATE).stat().st_mtime if (run / STATE).exists() else 0.0)
 
 
-def write_state(run_dir: Path, status: Status, **details: Any) -> None:
+def write_state(run_dir: Path, status: Status, **details: object) -> None:
     """Write `state.json`."""
     write_file(run_dir / STATE, json.dumps({"status": status, **details}, indent=2) + "\n")
 

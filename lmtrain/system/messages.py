@@ -8,7 +8,6 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 _JOINERS = "\u200c\u200d"
 """Invisible, and required by some scripts and emoji."""
@@ -67,7 +66,7 @@ def escaped_lines(text: str) -> str:
     return _replaced(text, _is_text)
 
 
-def to_json(value: Any) -> str:
+def to_json(value: object) -> str:
     """Return one line of JSON without control characters or line separators, of which JSON itself allows some."""
     text = json.dumps(value, ensure_ascii=False)
     return re.sub(r"[\x7f-\x9f\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", text)

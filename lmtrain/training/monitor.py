@@ -10,7 +10,7 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, NoReturn
 
 import numpy as np
 from tqdm import tqdm
@@ -34,10 +34,8 @@ CHARTS = {
 }
 """The metrics with a chart, and their tags. TensorBoard sorts groups by name, so the page opens on the losses."""
 
-_PLAIN_LINE_SECONDS = 10.0
 _SHOWN = {"loss": ("loss {}", 3), "perplexity": ("ppl {}", 1), "tokens_per_second": ("{} tok/s", 0)}
 """How the metrics of training steps that are displayed are formatted, and with how many decimals."""
-_BAR_FORMAT = "{desc}{percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 
 
 class Monitor:
@@ -55,7 +53,7 @@ class Monitor:
     def text(self, step: int, title: str, markdown: str) -> None:
         """Show a text in TensorBoard."""
 
-    def state(self, status: Status, **details: Any) -> None:
+    def state(self, status: Status, **details: object) -> None:
         """Write the run's status to `state.json`."""
 
     def flush(self) -> int:
@@ -93,12 +91,12 @@ class RunMonitor(Monitor):
         self._step, self._progress = step, progress
         self._first: tuple[float, float] | None = None
         self._last_line = -math.inf
-        self._bar: tqdm[Any] | None = None
+        self._bar: tqdm[NoReturn] | None = None
         if shows_bars():
             self._bar = tqdm(
                 total=1.0,
                 initial=progress,
-                bar_format=_BAR_FORMAT,
+                bar_format="{desc}{percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}",
                 dynamic_ncols=True,
                 mininterval=0.2,
                 miniters=0,
@@ -132,7 +130,7 @@ class RunMonitor(Monitor):
         with write_errors(self._run_dir):
             self._events.add_text(title, markdown, step)
 
-    def state(self, status: Status, **details: Any) -> None:
+    def state(self, status: Status, **details: object) -> None:
         write_state(self._run_dir, status, **details)
 
     def flush(self) -> int:
@@ -159,7 +157,7 @@ class RunMonitor(Monitor):
         ]
         if self._bar is not None:
             self._bar.set_postfix_str(", ".join(shown), refresh=False)
-        elif time.monotonic() - self._last_line >= _PLAIN_LINE_SECONDS:
+        elif time.monotonic() - self._last_line >= 10.0:
             self._last_line = time.monotonic()
             log.info("  ".join([f"{self._position()} ({self._progress:.0%})", *shown, *self._time_left()]))
 

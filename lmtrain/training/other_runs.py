@@ -7,7 +7,6 @@ import torch
 
 from lmtrain.config.loader import differences
 from lmtrain.config.schema import DROPOUT_FIELDS, Config, ModelConfig
-from lmtrain.config.train import TrainConfig
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.ensemble import Predictor
@@ -22,13 +21,13 @@ _MAY_DIFFER = {"context", *DROPOUT_FIELDS}
 Linformer."""
 
 
-def require_runs(train: TrainConfig, runs_dir: Path) -> None:
+def require_runs(config: Config) -> None:
     """Raise LmtrainError if a teacher, or the run to start from, is not a run folder; the message proposes the one of
-    its name in `runs_dir`."""
-    named = [("train.teacher", teacher) for teacher in train.teacher]
-    for field, run_dir in [*named, ("train.init_from", train.init_from)]:
+    its name in `run.dir`."""
+    named = [("train.teacher", teacher) for teacher in config.train.teacher]
+    for field, run_dir in [*named, ("train.init_from", config.train.init_from)]:
         if run_dir is not None:
-            _require_run(field, run_dir, runs_dir)
+            _require_run(field, run_dir, config.run.dir)
 
 
 def _require_run(field: str, run_dir: Path, runs_dir: Path) -> None:

@@ -61,13 +61,13 @@ def plan_run(source: ConfigSource, overrides: Sequence[str], resume: Path | None
         config = load(source, overrides)
         run_dir = _run_dir(config, source)
         if not has_checkpoint(run_dir):
-            require_runs(config.train, config.run.dir)
+            require_runs(config)
         return RunPlan(_with_absolute_paths(config, run_dir), run_dir)
     named = load_fields(None, overrides, "run.dir", "run.name", "data.source", "train.init_from", "train.teacher")
     run_dir = _run_dir(named, None)
     if has_checkpoint(run_dir):
         return _plan_existing(run_dir, overrides)
-    require_runs(named.train, named.run.dir)
+    require_runs(named)
     config = _recipe(overrides, STAND_IN_TOKENS, vocab_size=0)
     return RunPlan(_with_absolute_paths(config, run_dir), run_dir, overrides)
 

@@ -60,7 +60,7 @@ def learn(model: Seq2Seq, guided: float, steps: int, unseen: Sequences) -> Resul
         batch = copies(128)
         return model.loss(*batch.rows(~torch.isin(batch.keys(), keys)), guided=guided)
 
-    trained = train(loss, list(model.parameters()), steps, 2e-3)
+    trained = train(loss, model.parameters(), steps, 2e-3)
     evaluate(steps)
     first = next((step for step, share in shares.items() if share >= ENOUGH), None)
     return {"steps_to_99": first, "exact_match": shares[steps], **trained}

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def parse(
     return options
 
 
-def train(loss_of_batch: Callable[[], Tensor], parameters: list[Tensor], steps: int, rate: float) -> Results:
+def train(loss_of_batch: Callable[[], Tensor], parameters: Iterable[Tensor], steps: int, rate: float) -> Results:
     """Train with Adam on a new batch per step; the learning rate decreases linearly to zero."""
     start, losses = time.monotonic(), []
     optimizer = torch.optim.Adam(parameters, lr=rate)

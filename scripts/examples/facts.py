@@ -194,7 +194,7 @@ def main(argv: list[str] | None = None) -> None:
         chosen = [training[index] for index in torch.randint(PAIRS, (32,))]
         return model.loss(*batch(chosen, ids), sampling=float(options.sampling))
 
-    trained = train(loss, list(model.parameters()), options.steps, 2e-3)
+    trained = train(loss, model.parameters(), options.steps, 2e-3)
     embed_new_names(model, ids)
     rows = [
         {"names": names, "search": search, "exact_match": exact_match(model, chosen, ids, beams)}

@@ -58,9 +58,10 @@ def draw(count: int) -> Sets:
 class Model(nn.Module):
     """Two blocks of set attention, then a pool with a seed or learned query for each question."""
 
-    def __init__(self, pooling: str, dim: int = 32, heads: int = 4, ff_dim: int = 64) -> None:
+    def __init__(self, pooling: str) -> None:
         super().__init__()
-        options: FormOptions = {"form": "plain"} if pooling == "plain" else {"form": "residual", "ff_dim": ff_dim}
+        dim, heads = 32, 4
+        options: FormOptions = {"form": "plain"} if pooling == "plain" else {"form": "residual", "ff_dim": 64}
         self.embed = nn.Linear(2, dim)
         self.blocks = nn.ModuleList(ISAB(dim, heads, INDUCING, **options) for _ in range(2))
         learned = pooling == "queries"
@@ -88,7 +89,7 @@ def main(argv: list[str] | None = None) -> None:
         regressed, pointed = model(sets.x, sets.valid)
         return F.mse_loss(regressed, sets.largest()) + F.nll_loss(pointed, sets.target)
 
-    trained = train(loss, list(model.parameters()), options.steps, 3e-3)
+    trained = train(loss, model.parameters(), options.steps, 3e-3)
     name = "largest" if options.pooling == "residual" else f"largest-{options.pooling}"
     report(name, judge(model, draw(UNSEEN)) | trained, show(model, draw(6)), options)
 

@@ -136,7 +136,7 @@ def main(argv: list[str] | None = None) -> None:
         batch = draw(128)
         return model.loss(*batch.rows(~torch.isin(batch.keys(), keys)))
 
-    trained = train(loss, list(model.parameters()), options.steps, 2e-3)
+    trained = train(loss, model.parameters(), options.steps, 2e-3)
     model.eval()
     example = unseen.rows(unseen.lengths.argmax().unsqueeze(0))
     weights = cross_weights(model, example)
