@@ -257,9 +257,9 @@ def load(
     - `device`: `cpu`, `cuda`, or `auto` (CUDA if available).
     - `precision`: `fp32`, `bf16`, `fp16` or `auto` (the fastest); None: `train.precision` for scores, else `auto`.
 
-    LMTRAIN_RUN__DIR in the environment takes the place of `runs`, and LMTRAIN_DATA__DIR that of `data`.
+    LMTRAIN_RUN__DIR in the environment replaces the folder `runs`, and LMTRAIN_DATA__DIR the data folder `data`.
     Messages and progress go to stderr. Raises LmtrainError if a run does not exist or is damaged, or if several can't
-    be averaged, and UsageError for any other value of an argument.
+    be averaged, and UsageError for any other value of an argument or of these variables.
     """
     for name, value, choices in (
         ("weights", weights, ("auto", "raw", "ema")),

@@ -90,7 +90,7 @@ class SampleOrder:
             epoch, within = divmod(first, size)
             index = np.arange(within, min(within + count, size))
             windows = permute(index, size, _key(self.seed, epoch, "order"))
-            # Any offset below the stride leaves room for all windows; a short split may have room for fewer offsets.
+            # Unless the split is short, any offset below the stride leaves room for all windows.
             offset = _key(self.seed, epoch, "phase") % min(self._stride, self.tokens - self.context)
             parts.append(offset + windows * self._stride)
             first, count = first + len(index), count - len(index)

@@ -84,8 +84,9 @@ def complete(
         hypotheses = beam_search(log_probs, state, step, options, is_end=ends, blocked=blocked)
     else:
         count = options.samples
-        rows = torch.arange(len(ids), device=log_probs.device).repeat_interleave(count)
-        log_probs, state = log_probs[rows], state.select(rows)
+        if count > 1:
+            rows = torch.arange(len(ids), device=log_probs.device).repeat_interleave(count)
+            log_probs, state = log_probs[rows], state.select(rows)
         seeds = [f"{options.seed} {first + prompt} {number}" for prompt in range(len(ids)) for number in range(count)]
         read = [prompt for prompt in ids for _ in range(count)]
         texts = sample(

@@ -58,8 +58,8 @@ def construct(config: ModelConfig, vocab_size: int) -> LanguageModel:
 
 @torch.no_grad()
 def initialize(model: LanguageModel) -> None:
-    """Set the initial weights, from torch's default generator. Parameters that are not in the table keep their layer's
-    values.
+    """Set the initial weights, from torch's default generator. Parameters that are not set here keep the values that
+    their layers give them.
 
     n is the number of a matrix's inputs, E the embedding's width, N the number of blocks and pool.
 

@@ -114,7 +114,7 @@ def pack_for_decoding(model: nn.Module, precision: str) -> None:
     autocast does, and keys and queries once more, for the cache. Everything else stays float32.
     """
     dtype = DTYPES[precision]
-    for module in model.modules():  # which goes on into a layer that has just been put in place
+    for module in model.modules():  # they include those of a layer that has just been replaced
         for name, child in module.named_children():
             # Other kinds of attention use the projections of one inside them, whose features they rotate or mix
             # themselves.

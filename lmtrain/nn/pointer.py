@@ -86,7 +86,7 @@ def copy_target_log_prob(
 
 
 def _log_sum(x: Tensor, y: Tensor) -> Tensor:
-    """log(e^x + e^y) of tensors of one shape; where both are -inf, its gradient is zero, and logaddexp has none."""
+    """log(e^x + e^y). Where both are -inf, the gradient is zero; that of logaddexp would be NaN."""
     impossible = (x == -torch.inf) & (y == -torch.inf)
     return torch.logaddexp(x.masked_fill(impossible, 0.0), y).masked_fill(impossible, -torch.inf)
 

@@ -216,7 +216,8 @@ def restore(state: TrainState, checkpoint: Checkpoint) -> None:
     try:
         copy_all(checkpoint.tensors["model"], dict(state.model.named_parameters()))
         copy_all(checkpoint.tensors["optimizer"], optimizer_tensors(state.model, state.optimizer))
-        copy_all(checkpoint.tensors.get("ema", {}), state.ema)
+        if state.ema:
+            copy_all(checkpoint.tensors.get("ema", {}), state.ema)
         if info.precision in (None, state.precision):  # a scaler rejects the state of one that was disabled
             state.scaler.load_state_dict(saved.scaler)
         statistics.skipped.fill_(saved.skipped)

@@ -28,6 +28,7 @@ def test_a_run_and_its_data_are_where_the_environment_says(workdir: Path, monkey
         monkeypatch.setenv(field, f"other {folder}")
     run = library.load()
     assert run.folder == library.load("sample").folder == Path("other runs/sample")
+    assert run.config.data.dir == Path("other data")
     assert run.evaluate(limit=50) == before
 
 
