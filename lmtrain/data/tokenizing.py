@@ -72,7 +72,7 @@ def tokenize(corpus: Corpus, config: TokenizerConfig) -> TokenStore:
         "corpus": corpus.folder.name,
         "tokenizer_sha256": tokenizer.sha256,
         "vocab_size": tokenizer.vocab_size,
-        "splits": {},
+        "splits": {},  # its place in the manifest; its content follows
     }
     if _keeps_all(tokenizer, corpus.folder / "train.txt") and "floor" in corpus.manifest:
         info["floor"] = corpus.manifest["floor"]
