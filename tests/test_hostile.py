@@ -99,10 +99,7 @@ def json_lines(key: str) -> bytes:
 
 
 FILES: dict[str, tuple[Callable[[Path], None], list[bytes]]] = {
-    "config.yaml": (
-        use_config,
-        [loader.dump(loader.load(None, SMALL, {})).encode(), b"model: {dim: 8, heads: 1}\n"],
-    ),
+    "config.yaml": (use_config, [loader.dump(loader.load(None, SMALL, {})).encode(), b"model: {dim: 8, heads: 1}\n"]),
     "own.tokens": (use_text, [TEXT, b"\xef\xbb\xbf" + TEXT, TEXT.replace(b"\n", b"\r\n")]),
     "own.jsonl": (use_text, [json_lines("text")]),
     "own.parquet": (

@@ -22,11 +22,7 @@ class Objective(nn.Module):
     """
 
     def __init__(
-        self,
-        model: LanguageModel,
-        loss_chunk: Chunk,
-        teacher: Predictor | None = None,
-        teacher_weight: float = 0.5,
+        self, model: LanguageModel, loss_chunk: Chunk, teacher: Predictor | None = None, teacher_weight: float = 0.5
     ) -> None:
         super().__init__()
         self.model = model

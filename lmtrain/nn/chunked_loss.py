@@ -63,13 +63,7 @@ def target_softmax(x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> 
 
 
 def _forward_chunks(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    targets: Tensor,
-    sizes: Sequence[int],
-    rows: int,
-    dtype: torch.dtype,
+    hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, sizes: Sequence[int], rows: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return -log p, the largest logit of each row, and the log of its sum of e^(logit - largest): (N,) each.
 

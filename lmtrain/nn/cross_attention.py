@@ -128,11 +128,7 @@ class CrossAttentionBlock(nn.Module):
     """
 
     def __init__(
-        self,
-        dim: int,
-        attention: CrossAttention,
-        feed_forward: FeedForward,
-        **options: Unpack[ResidualOptions],
+        self, dim: int, attention: CrossAttention, feed_forward: FeedForward, **options: Unpack[ResidualOptions]
     ) -> None:
         super().__init__()
         self.attention = attention
@@ -192,13 +188,7 @@ class DecoderBlock(nn.Module):
         return self.feed_forward_residual(x, self.feed_forward), weights
 
     def step(
-        self,
-        x: Tensor,
-        memory: Cache,
-        cache: KeyValueCache,
-        at: CachePosition,
-        *,
-        memory_mask: Tensor | None = None,
+        self, x: Tensor, memory: Cache, cache: KeyValueCache, at: CachePosition, *, memory_mask: Tensor | None = None
     ) -> Tensor:
         """One token per row, (B, 1, D) -> (B, 1, D); see `SelfAttention.step`.
 

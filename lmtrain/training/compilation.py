@@ -22,12 +22,7 @@ ASSUMED_FLOPS = {"cpu": 3e11, "cuda": 5e13}
 """Operations per second, by which the length of a run is estimated; only the order of magnitude matters."""
 PAYS_AFTER_SECONDS = 180.0
 """How long a run must take for compiling to save time."""
-KERNELS = [
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]
+KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def compiled_forward(

@@ -102,12 +102,7 @@ def choose_strategy(
 
 
 def distribute(
-    strategy: str,
-    model: LanguageModel,
-    forward: Forward,
-    device: torch.device,
-    precision: str,
-    processes: ProcessGroup,
+    strategy: str, model: LanguageModel, forward: Forward, device: torch.device, precision: str, processes: ProcessGroup
 ) -> tuple[Forward, Callable[[bool], None]]:
     """Distribute the model over the processes. Return its forward pass, and how its gradients are summed over them."""
     if strategy == "ddp":

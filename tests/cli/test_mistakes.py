@@ -99,10 +99,7 @@ FAILURES = {
     "CUDA on a machine without": ([*TRAIN, *TINY[:6], "train.device=cuda"], "use cpu or auto in place of cuda"),
     "CUDA to evaluate": (["eval", "--device", "cuda"], "use cpu or auto in place of cuda"),
     "CUDA to generate": (["generate", "x", "--device", "cuda"], "use cpu or auto in place of cuda"),
-    "no run": (
-        ["eval", "--run", "nowhere"],
-        "there is no run nowhere; the runs in runs: sample",
-    ),
+    "no run": (["eval", "--run", "nowhere"], "there is no run nowhere; the runs in runs: sample"),
     "no run of this name": (["eval", "run.name=nowhere"], "there is no run runs/nowhere; the runs in runs: sample"),
     "no run, but a folder": (["eval", "--run", "data"], "data is not a run folder: it has no config.yaml"),
     "no such checkpoint": (["eval", "--checkpoint", "77"], "has no checkpoint '77'; its checkpoints: "),

@@ -140,11 +140,7 @@ def test_sections_from_python_may_hold_paths() -> None:
         "train": {"teacher": [Path("runs/a")]},
     }
     loaded = config.load(sections, [], {})
-    assert (loaded.data.source, loaded.data.dir, loaded.train.teacher) == (
-        "book.txt",
-        Path("texts"),
-        (Path("runs/a"),),
-    )
+    assert (loaded.data.source, loaded.data.dir, loaded.train.teacher) == ("book.txt", Path("texts"), (Path("runs/a"),))
 
 
 @pytest.mark.parametrize(

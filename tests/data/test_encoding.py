@@ -16,10 +16,7 @@ from lmtrain.data.tokenizing import tokenize
 from tests.data.helpers import CONFIGS, KINDS, Documents, make_corpus, make_store
 
 LINES = [f"line {number} says {number % 7} times é" for number in range(400)]
-DOCUMENTS: Documents = {
-    "train": [part.tolist() for part in np.array_split(np.array(LINES), 4)],
-    "valid": [["line 3"]],
-}
+DOCUMENTS: Documents = {"train": [part.tolist() for part in np.array_split(np.array(LINES), 4)], "valid": [["line 3"]]}
 
 
 @settings(max_examples=60)

@@ -12,10 +12,7 @@ from lmtrain.data.tokenizing import tokenize
 from lmtrain.storage.run_folder import TOKENIZER
 from tests.data.helpers import CONFIGS, DOCUMENTS, KINDS, make_corpus
 
-OTHER = {
-    "train": [["the new cat sat", "", "on <unk> 7 hats"], ["a é hat"]],
-    "valid": [["the hat sat on the cat"]],
-}
+OTHER = {"train": [["the new cat sat", "", "on <unk> 7 hats"], ["a é hat"]], "valid": [["the hat sat on the cat"]]}
 
 
 @pytest.fixture

@@ -199,10 +199,7 @@ def test_compressed_json_csv_and_text_give_the_same_lines(hub: Hub, online: Clie
         ({"README.md": b"---\nconfigs: [1]\n---\n"}, "the card of dataset own/wrong can't be read"),
         ({"README.md": b"---\nconfigs: [\n---\n"}, "the card of dataset own/wrong can't be read"),
         ({"README.md": b"---\nconfigs: " + b"[" * 5000 + b"\n---\n"}, "the card of dataset own/wrong can't be read"),
-        (
-            {"README.md": b"---\nconfigs: [{data_files: data/*}]\n---\n", **PLAIN},
-            "dataset own/wrong can't be read (",
-        ),
+        ({"README.md": b"---\nconfigs: [{data_files: data/*}]\n---\n", **PLAIN}, "dataset own/wrong can't be read ("),
         ({"README.md": b"---\ndataset_info: {features: 3}\n---\n", **PLAIN}, "dataset own/wrong can't be read ("),
         (
             {"train.csv": b"text\na\n", "test.jsonl": b'{"text": "a"}\n'},
@@ -246,10 +243,7 @@ def test_only_the_files_of_the_chosen_subset_are_read(hub: Hub, online: Client, 
             "d/README.md": b"---\nconfigs:\n- config_name: default\n  " + named + b"---\n",
             "d/train.txt": text,
         },
-        ".huggingface.yaml": {
-            ".huggingface.yaml": b"configs:\n- config_name: default\n  " + named,
-            "train.txt": text,
-        },
+        ".huggingface.yaml": {".huggingface.yaml": b"configs:\n- config_name: default\n  " + named, "train.txt": text},
         "a second subset of its name": {
             "README.md": b"---\nconfigs:\n- config_name: a\n- config_name: a\n  " + named + b"---\n",
             "train.txt": text,

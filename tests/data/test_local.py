@@ -27,11 +27,7 @@ def zstd(content: bytes) -> bytes:
 
 NOT_UTF8 = parquet(pa.array([b"plain", b"na\xefve"]).view(pa.string()))
 
-PACK: dict[str, Callable[[bytes], bytes]] = {
-    ".gz": gzip.compress,
-    ".bz2": bz2.compress,
-    ".zst": zstd,
-}
+PACK: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".bz2": bz2.compress, ".zst": zstd}
 
 
 def read(*paths: Path, column: str = "text") -> list[Line]:

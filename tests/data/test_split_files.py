@@ -45,10 +45,7 @@ def found(folder: Path) -> tuple[dict[str, str], list[str]]:
             {"train": "wiki.train.tokens", "valid": "wiki.valid.tokens", "test": "wiki.test.tokens"},
         ),
         ("train.en.txt dev.en.txt", {"train": "train.en.txt", "valid": "dev.en.txt"}),
-        (
-            "Tales-v2-train.txt Tales-v2-valid.txt",
-            {"train": "Tales-v2-train.txt", "valid": "Tales-v2-valid.txt"},
-        ),
+        ("Tales-v2-train.txt Tales-v2-valid.txt", {"train": "Tales-v2-train.txt", "valid": "Tales-v2-valid.txt"}),
         ("train_2.txt train_10.txt valid_1.txt", {"train": "train_2.txt train_10.txt", "valid": "valid_1.txt"}),
         (
             "b-train-1-of-2.txt b-train-0-of-2.txt b-test.txt",
@@ -160,15 +157,9 @@ def test_a_folder_with_many_names_is_read_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (
-            "wiki.valid.txt wiki.test.txt",
-            r"has no training text: name a file train\.txt .* or put all training text",
-        ),
+        ("wiki.valid.txt wiki.test.txt", r"has no training text: name a file train\.txt .* or put all training text"),
         ("test.txt novel.txt", r"has no training text: .*; found novel\.txt, test\.txt"),
-        (
-            "a-train.txt a-valid.txt b-train.txt b-valid.txt",
-            "several files for its train split, a-train.txt and b",
-        ),
+        ("a-train.txt a-valid.txt b-train.txt b-valid.txt", "several files for its train split, a-train.txt and b"),
         ("train.txt train_1.txt", "several files for its train split"),
         ("train_1.txt train_2.jsonl", "several files for its train split"),
         ("train_1.txt.gz train_2.jsonl.gz", "several files for its train split"),

@@ -94,11 +94,7 @@ def test_missing_splits_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("config", "splits"),
-    [
-        ({"kind": "word", "vocab_size": 5}, []),
-        ({"kind": "word"}, ["train"]),
-        ({"kind": "byte"}, ["train", "valid"]),
-    ],
+    [({"kind": "word", "vocab_size": 5}, []), ({"kind": "word"}, ["train"]), ({"kind": "byte"}, ["train", "valid"])],
 )
 def test_the_floor_is_that_of_splits_whose_words_are_all_known(
     config: dict[str, Any], splits: list[str], tmp_path: Path

@@ -148,10 +148,7 @@ def test_the_extreme_numbers_give_nothing_impossible() -> None:
     scores[:, [5, 9, BRANCHES + 7, 2 * BRANCHES + 8]] = torch.tensor([0.3, -90.0, 0.1, -0.2])
     lowest, highest = torch.zeros(2, LEVELS), torch.full((2, LEVELS), 1 - 2**-32, dtype=torch.float64)
     possible = {5, 9, BRANCHES + 7, 2 * BRANCHES + 8}
-    assert {
-        *sample_tokens(scores, PLAIN, lowest).tolist(),
-        *sample_tokens(scores, PLAIN, highest).tolist(),
-    } <= possible
+    assert {*sample_tokens(scores, PLAIN, lowest).tolist(), *sample_tokens(scores, PLAIN, highest).tolist()} <= possible
     assert sample_tokens(torch.zeros(2, 1), PLAIN, highest).tolist() == [0, 0]
 
 

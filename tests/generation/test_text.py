@@ -93,13 +93,7 @@ def test_prompt_and_text_are_joined_as_one_text() -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "text", "expected"),
-    [
-        ("a-b", "@-@ c", "-c"),
-        ("a/b-", "d", "d"),
-        ('"a, b', '" . d', '". d'),
-        ('("', "a", "a"),
-        ("a  b, ", "c", "c"),
-    ],
+    [("a-b", "@-@ c", "-c"), ("a/b-", "d", "d"), ('"a, b', '" . d', '". d'), ('("', "a", "a"), ("a  b, ", "c", "c")],
 )
 def test_a_plain_prompt_is_displayed_as_given_and_read_as_words(prompt: str, text: str, expected: str) -> None:
     assert "".join(run(WORD, prompt, WORD.encode(text))[0]) == expected

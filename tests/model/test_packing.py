@@ -7,13 +7,7 @@ from torch import Tensor, nn
 from lmtrain.model.build import FINAL_GAIN
 from lmtrain.model.decoding_state import DecodingState
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.packing import (
-    PREPACKED_BF16,
-    FusedSelfAttention,
-    PackedLinear,
-    PackedNorm,
-    pack_for_decoding,
-)
+from lmtrain.model.packing import PREPACKED_BF16, FusedSelfAttention, PackedLinear, PackedNorm, pack_for_decoding
 from lmtrain.nn.attention import SelfAttention
 from lmtrain.nn.key_reduction import Compression
 from lmtrain.nn.positions import rotate, rotation

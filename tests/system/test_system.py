@@ -137,11 +137,7 @@ def test_an_interrupt_that_would_be_ignored_ends_the_process(code: str) -> None:
     """By Python while an object is deleted, and by torch while it imports NumPy."""
     code = f"{INTERRUPT}{code}print('not ended')"
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=default_interrupts,
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, preexec_fn=default_interrupts
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 

@@ -25,10 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         *(
             (2, arguments, 2, f"{name} runs in one process: start it without torchrun, which has started several")
-            for name, arguments in (
-                ("eval", ["eval"]),
-                ("train --profile", ["train", "--profile", *TINY]),
-            )
+            for name, arguments in (("eval", ["eval"]), ("train --profile", ["train", "--profile", *TINY]))
         ),
         (2, ["train", *TINY, "train.ler=1"], 2, "did you mean train.lr (Peak learning rate)?"),
         (4, ["train", *TINY, "train.batch_size=6"], 1, "train.batch_size=6 can't be divided among 4 processes"),

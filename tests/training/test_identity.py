@@ -83,8 +83,7 @@ TEXT = "the the the cat cat rat\n" * 120
 
 
 @pytest.mark.parametrize(
-    ("kind", "word", "message"),
-    [("word", "cat", "corpus"), ("word", "cow", "tokenizer"), ("byte", "rau", "corpus")],
+    ("kind", "word", "message"), [("word", "cat", "corpus"), ("word", "cow", "tokenizer"), ("byte", "rau", "corpus")]
 )
 def test_a_changed_word_of_the_text_is_rejected(tmp_path: Path, kind: str, word: str, message: str) -> None:
     """In a file of the same name and size; the word is one that the text contains already, or a new one."""

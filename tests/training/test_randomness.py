@@ -18,11 +18,7 @@ NUMBER = st.integers(0, 2**31 - 1)
 @given(NUMBER, NUMBER, st.integers(0, 1000))
 def test_step_seeds_differ_if_one_of_their_arguments_does(seed: int, step: int, micro: int) -> None:
     own = step_seed(seed, step, micro)
-    others = {
-        step_seed(seed + 1, step, micro),
-        step_seed(seed, step + 1, micro),
-        step_seed(seed, step, micro + 1),
-    }
+    others = {step_seed(seed + 1, step, micro), step_seed(seed, step + 1, micro), step_seed(seed, step, micro + 1)}
     assert 0 <= own < 2**63
     assert len(others | {own}) == 4
 
