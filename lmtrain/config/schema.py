@@ -123,7 +123,7 @@ class ModelConfig(Section):
     """Norm before each sublayer of the encoder blocks, or after the residual addition. The attention pool is
     always pre-norm."""
     attention: str | tuple[str, ...] = "full"
-    """`full`, `local`, `strided`, `global`, unions of those (`local+global`), `compressed` or `linear`; if windowed,
+    """`full`; `local`, `strided`, `global` or a union of these (`local+global`); `compressed` or `linear`; if windowed,
     also `linformer` or `induced`. A list has one for each layer."""
     attention_window: int = Field(32, ge=1)
     """`local`: attend to tokens fewer than this many positions away."""
@@ -145,9 +145,10 @@ class ModelConfig(Section):
     position: Literal["sinusoidal", "learned", "rotary", "alibi", "none"] = "rotary"
     """Position encoding of the encoder blocks."""
     pool_query: Literal["seed", "recency"] = "recency"
-    """The pooling query: a learned seed, or a seed with a learned recency slope per head."""
+    """`seed`: one learned query vector per head. `recency`: also a learned slope per head, by which older positions
+    count less."""
     pool_residual: Literal["seed", "state"] = "state"
-    """What the pooled value is added to: the seed, or the state of the last position."""
+    """What the pooled value is added to: the learned query, or the encoder's output at the last position."""
     copy: bool = False  # type: ignore[assignment]
     """Mix a pointer over the tokens of the context into the prediction (pointer-generator)."""
     output: Literal["softmax", "adaptive"] = "softmax"

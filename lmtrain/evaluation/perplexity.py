@@ -35,6 +35,7 @@ class Score:
     nats: float
     tokens: int
     words: float
+    """Words between white space, and line ends."""
     bytes: float
     context: int
     stride: int

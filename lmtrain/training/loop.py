@@ -34,7 +34,7 @@ MEMORY_REMEDY = (
 )
 
 Measure = Callable[[str], AbstractContextManager[object]]
-"""Given the name of a part of a step, returns a context manager to run that part in."""
+"""How `--profile` times a step: given the name of a part, returns a context manager to run that part in."""
 
 
 def fit(config: Config, store: TokenStore, run_dir: Path, processes: ProcessGroup = SINGLE_PROCESS) -> Outcome:
@@ -109,7 +109,7 @@ def train_step(state: TrainState, lr: float, measure: Measure = nullcontext) -> 
         grad_norm = full_tensor(torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip or math.inf))
         skipped = ~torch.isfinite(grad_norm)
     with measure("optimizer"):
-        state.optimizer.step_unless(skipped)  # `scaler.step` skips with fp16 only
+        state.optimizer.step_unless(skipped)  # not `scaler.step`, which skips with fp16 only
         state.scaler.update()
         state.optimizer.zero_grad(set_to_none=True)
         if train.ema:

@@ -97,19 +97,19 @@ def _recipe(overrides: Sequence[str], tokens: int, vocab_size: int) -> Config:
     else:
         count = train.threads or cores()
 
-    def recipe(epochs: float, context: int | None) -> Config:
+    def recipe(epochs: float = math.inf, context: int | None = None) -> Config:
         own = automatic(tokens, vocab_size, count, cuda, minutes, epochs, context)
         return own if train.init_from is None else _with_model_of(train.init_from, own)
 
-    # The batch follows from the context, which an override or the other run may set.
-    context = load_fields(recipe(math.inf, None), overrides, "model.context").model.context
-
-    def for_epochs(epochs: float) -> Config:
-        return load(recipe(epochs, context), overrides)
-
+    # The batch follows from the context, which an override or the other run may set, and the dropout from the epochs.
+    context = load_fields(recipe(), overrides, "model.context").model.context
     if train.steps is not None:
-        return for_epochs(train.steps * for_epochs(math.inf).targets_per_step / tokens)
-    return for_epochs(train.epochs or (train.tokens / tokens if train.tokens else math.inf))
+        epochs = train.steps * load(recipe(context=context), overrides).targets_per_step / tokens
+    elif train.tokens is not None:
+        epochs = train.tokens / tokens
+    else:
+        epochs = train.epochs or math.inf
+    return load(recipe(epochs, context), overrides)
 
 
 def _with_model_of(run_dir: Path, recipe: Config) -> Config:

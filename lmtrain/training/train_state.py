@@ -54,7 +54,7 @@ class StepStatistics:
 
 @dataclass(frozen=True)
 class TrainState:
-    """Everything that a step reads or changes. The fields are never rebound; their contents change."""
+    """What a step reads and changes, and how it is computed. The fields are never rebound; their contents change."""
 
     config: Config
     model: LanguageModel

@@ -7,6 +7,7 @@ from typing import Literal
 from lmtrain.evaluation.perplexity import Score
 from lmtrain.system.device import synchronize
 from lmtrain.system.signals import StopSignal
+from lmtrain.training.continuing import steps_independent_of_budget
 from lmtrain.training.meter import Clock, Meter, check_divergence
 from lmtrain.training.monitor import Monitor, escape_markdown
 from lmtrain.training.saving import CheckpointSaver
@@ -99,7 +100,8 @@ class Trainer:
         elif progress < 1.0:
             unsaved_seconds = self.clock.seconds - self._saved_seconds
             # If the budget is raised later, the run continues from the last step that does not depend on it.
-            if step == self.saver.common_steps or unsaved_seconds > 60 * train.save_minutes:
+            is_last_common = step == steps_independent_of_budget(train, self.budget)
+            if is_last_common or unsaved_seconds > 60 * train.save_minutes:
                 self._save(None)
         if progress < 1.0:
             self.stop.check()
@@ -109,7 +111,7 @@ class Trainer:
         if self.state.counters.evaluated != self.state.counters.step:
             self.evaluate()
         counters, processes = self.state.counters, self.state.processes
-        # As of the last checkpoint, whose saving may have spent what was left of a budget in time.
+        # When the last checkpoint was saved: saving may have spent what was left of a budget in time.
         budget_left = self.budget.progress(counters.step, self._saved_seconds) < 1.0
         if not processes.is_main:
             self.saver.wait()  # if its write fails, the main process, which waits for it, fails too
