@@ -22,7 +22,7 @@ from lmtrain.data.tokenizing import text_split
 from lmtrain.data.tokens import Split, TokenStore
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.evaluation.adaptive import RMS_TOKENS, ContinuousCache, Scorer, adaptable, dynamic_scorer, gradient_rms
-from lmtrain.evaluation.perplexity import Forward, Score, evaluate
+from lmtrain.evaluation.perplexity import Score, evaluate
 from lmtrain.evaluation.run_store import check_same_corpus, find_run_store
 from lmtrain.generation.complete import PromptCompletions, complete
 from lmtrain.generation.options import SAMPLED, Options
@@ -125,7 +125,7 @@ class Run:
         tokenizer the end-of-text token counts too.
         `source` and `settings` are those of `evaluate`. Raises LmtrainError for a text without words.
         """
-        return self.score_split(self._split_of(text), store=lambda: self.token_store(source), **settings)
+        return self.score_split(self._split_of(text), source=source, **settings)
 
     def score_tokens(self, text: str | Path, **settings: Any) -> list[tuple[str, float]]:
         """Return the tokens of a text in readable form, each with its nats; the nats add up to those of `score`."""
@@ -148,7 +148,7 @@ class Run:
         `token_store`. Raises LmtrainError if there is no such split or store.
         """
         store = self.token_store(source, data_dir)
-        return self.score_split(store.split(split), store=lambda: store, **settings)
+        return self.score_split(store.split(split), store=store, **settings)
 
     def token_store(self, source: str | Path | None = None, data_dir: str | Path | None = None) -> TokenStore:
         """Return the token store that the run was trained on, from `data_dir` or from the data folder of the run.
@@ -166,7 +166,8 @@ class Run:
         self,
         part: Split,
         *,
-        store: Callable[[], TokenStore] | None = None,
+        store: TokenStore | None = None,
+        source: str | Path | None = None,
         limit: int | None = None,
         cache: bool = False,
         dynamic: bool = False,
@@ -175,7 +176,7 @@ class Run:
     ) -> Score:
         """Score a split batch by batch; `on_nats` is called with the nats of each batch's targets.
 
-        Dynamic evaluation also reads the training split, of `store()`, by default of `token_store()`.
+        Dynamic evaluation also reads the training split of `store`, by default of `token_store(source)`.
         Raises UsageError for invalid settings, LmtrainError if dynamic evaluation diverges, and what `adaptable`
         raises.
         """
@@ -184,19 +185,18 @@ class Run:
             raise UsageError(f"limit={most!r} must be a whole number, at least 1")
         config = self._config_with("eval", settings | ({"batch_size": 1} if dynamic else {}))
         own = functools.partial(self.model.score, temperature=config.eval.temperature)
-        scorer = self._dynamic(config, store or self.token_store) if dynamic else own
-        forward: Forward = (
-            ContinuousCache(scorer, config.eval) if cache else lambda inputs, targets: scorer(inputs, targets)[0]
-        )
+        scorer: Scorer = self._dynamic(config, store, source) if dynamic else own
+        if cache:
+            scorer = ContinuousCache(scorer, config.eval)
 
-        def observed(inputs: Tensor, targets: Tensor) -> Tensor:
-            nats = forward(inputs, targets)
+        def forward(inputs: Tensor, targets: Tensor) -> Tensor:
+            nats, _ = scorer(inputs, targets)
             on_nats(nats)
             return nats
 
         with self._bar(None, len(part.ids[:limit])) as bar:
             score = evaluate(
-                observed,
+                forward,
                 part,
                 config,
                 stride=config.stride,
@@ -221,9 +221,9 @@ class Run:
         sections[section] |= fields
         return load_config(sections, environment={})
 
-    def _dynamic(self, config: Config, store: Callable[[], TokenStore]) -> Scorer:
+    def _dynamic(self, config: Config, store: TokenStore | None, source: str | Path | None) -> Scorer:
         members, precision = adaptable(self.model, self.score_precision), self.score_precision
-        train = store().split("train")
+        train = (store or self.token_store(source)).split("train")
         with self._bar("gradients", len(members) * min(RMS_TOKENS, train.tokens)) as bar:
             rms = [gradient_rms(each, train, precision=precision, advance=bar.update) for each in members]
         return dynamic_scorer(members, config.eval, rms, config.stride)

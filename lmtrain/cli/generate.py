@@ -15,8 +15,8 @@ from lmtrain.cli.options import (
     RunConfigFile,
     Runs,
     WeightsChoice,
+    arguments,
     run_folders,
-    split_arguments,
 )
 from lmtrain.errors import UsageError
 from lmtrain.generation.options import SAMPLED, Options, StopKind
@@ -110,7 +110,10 @@ def generate(
 
     On a terminal a single text is streamed.
     """
-    prompt, overrides = split_arguments(prompt, overrides)
+    from lmtrain.config.loader import is_override
+
+    overrides = arguments(prompt, overrides)
+    prompt = None if not overrides or is_override(overrides[0]) else overrides.pop(0)
     if words := [argument for argument in overrides if "=" not in argument]:
         quoted = " ".join(filter(None, [prompt, *words]))
         raise UsageError(

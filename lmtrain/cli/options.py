@@ -92,17 +92,8 @@ class Command(TyperCommand):
                 formatter.write_dl(records)
 
 
-def split_arguments(first: str | None, overrides: list[str] | None) -> tuple[str | None, list[str]]:
-    """Return the first argument of a command and its overrides; an override in the first place is one of them."""
-    from lmtrain.config.loader import is_override
-
-    if first is not None and is_override(first):
-        return None, [first, *(overrides or [])]
-    return first, overrides or []
-
-
 def arguments(source: str | None, overrides: list[str] | None) -> list[str]:
-    """Return the source, if there is one, and the overrides as one list."""
+    """Return the first argument, if there is one, and the overrides as one list."""
     return [*([] if source is None else [source]), *(overrides or [])]
 
 

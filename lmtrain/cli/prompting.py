@@ -82,8 +82,8 @@ def _stream(trained: Run, options: Options, prompt: str, number: int) -> None:
     (completed,) = trained.complete(
         [prompt], options, first=number, on_token=lambda _row, token: _write(streamer.push(token))
     )
-    rest = streamer.close()
-    _write(rest + ("" if completed.completions[0].text.endswith("\n") else "\n"))
+    is_ended = (completed.shown + completed.completions[0].text).endswith("\n")
+    _write(streamer.close() + ("" if is_ended else "\n"))
 
 
 def _complete(trained: Run, options: Options, prompts: list[Prompt], first: int, as_json_lines: bool) -> None:

@@ -156,10 +156,8 @@ def _card(dataset: str, path: Path) -> _Card:
 
 def _choose(dataset: str, name: str | None, subsets: list[_Subset]) -> _Subset:
     """Return the subset of this name, else the only one or the default, or an empty one if the card lists none."""
-    if name is None and not subsets:
-        return _Subset()
-    for subset in reversed(subsets):  # of one name, `datasets` takes the last
-        is_default = len(subsets) == 1 or subset.default or subset.config_name == "default"
+    for subset in reversed(subsets or [_Subset()]):  # of one name, `datasets` takes the last
+        is_default = len(subsets) <= 1 or subset.default or subset.config_name == "default"
         if subset.config_name == name or (name is None and is_default):
             return subset
     names = ", ".join(str(subset.config_name) for subset in subsets)

@@ -75,10 +75,8 @@ def read_lines(paths: Sequence[Path], text_column: str) -> Iterator[tuple[str, b
 
 
 def row_lines(rows: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """Yield the lines of rows, each of which is a document; a line end at the end of a row adds no line."""
-    for row in rows:
-        for number, text in enumerate(_lines(row)):
-            yield text, number == 0
+    """Return the lines of rows, each of which is a document; a line end at the end of a row adds no line."""
+    return ((text, number == 0) for row in rows for number, text in enumerate(_lines(row)))
 
 
 def with_newlines(text: str) -> str:

@@ -106,9 +106,8 @@ class Pool:
 
     def draw(self, taken: set[str], uniform: Callable[[], float]) -> tuple[str, float]:
         """Sample a value that is not in `taken`; return it and its nats, given that."""
-        value = self.values[bisect_right(self.cumulative, uniform())]
-        while value in taken:
-            value = self.values[bisect_right(self.cumulative, uniform())]
+        while (value := self.values[bisect_right(self.cumulative, uniform())]) in taken:
+            pass
         rest = math.log1p(-math.fsum(self.probability[other] for other in taken))
         return value, -math.log(self.probability[value]) + rest
 

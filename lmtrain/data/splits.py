@@ -5,7 +5,6 @@
 
 import re
 from array import array
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -50,8 +49,8 @@ def write_split(folder: Path, split: str, lines: Lines, label: str) -> dict[str,
     its name in the message.
     """
     starts, headings = array("q"), array("q")
-    lines_count = words = size = 0
-    first_text = heading = -1
+    words = size = 0
+    number = first_text = heading = -1
     after_blank = True
     with (folder / f"{split}.txt").open("wb", buffering=1 << 20) as file:
         bar = tqdm(lines, desc=split, unit=" lines", unit_scale=True, disable=not shows_bars(), delay=0.5)
@@ -66,16 +65,15 @@ def write_split(folder: Path, split: str, lines: Lines, label: str) -> dict[str,
             after_blank = line_words == 0
             first_text = number if first_text < 0 and line_words else first_text
             words += line_words
-            lines_count = number + 1
     if words == 0:
         raise LmtrainError(f"{label} has no words: give it some text")
-    if headings and len(starts) in (0, lines_count):
+    if headings and len(starts) in (0, number + 1):
         starts = headings
     if not starts or starts[0] > first_text:
         starts.insert(0, 0)
     starts[0] = 0
     np.save(folder / f"{split}.docs.npy", np.asarray(starts, dtype=np.int64))
-    return {"lines": lines_count, "words": words, "bytes": size, "documents": len(starts)}
+    return {"lines": number + 1, "words": words, "bytes": size, "documents": len(starts)}
 
 
 def lines_of(text: Path) -> Iterator[str]:
@@ -149,11 +147,9 @@ def _whole_units(ends: np.ndarray, units: int) -> np.ndarray:
 
 def _bytes_from(path: Path, bounds: Sequence[int]) -> list[int]:
     """The bytes of the parts of a text that begin at these lines, each of which ends where the next one begins."""
-    sizes = [0] * (len(bounds) + 1)
+    lines = [*np.diff(bounds, prepend=0).tolist(), None]  # in what is before the first part, and in each part
     with path.open("rb") as file:
-        for number, line in enumerate(file):
-            sizes[bisect_right(bounds, number)] += len(line)
-    return sizes[1:]
+        return [sum(map(len, islice(file, count))) for count in lines][1:]
 
 
 def _longest_line(path: Path) -> int:

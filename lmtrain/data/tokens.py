@@ -95,11 +95,14 @@ def open_store(folder: Path) -> TokenStore:
 def store_of(folder: Path, manifest: dict[str, Any]) -> TokenStore:
     """Return the store with this manifest, whose files have been verified."""
     tokenizer = Tokenizer.load(folder / TOKENIZER)
-    floors = manifest.get("floor", {})
-    splits = {
-        name: _open_split(folder / f"{name}.bin", counts, floors.get(name), tokenizer.id_type)
-        for name, counts in manifest["splits"].items()
-    }
+    floors, splits = manifest.get("floor", {}), dict[str, Split]()
+    for name, counts in manifest["splits"].items():
+        # A plain array: a slice of a memmap is a memmap, which takes four times as long to make.
+        ids = np.asarray(np.memmap(folder / f"{name}.bin", tokenizer.id_type, "r"))
+        # `<unk>` is easier to predict than the words that it replaces: beyond a few, the floor is not that of the ids.
+        has_floor = name in floors and 1000 * counts["replaced"] <= len(ids)
+        floor = floors[name]["word_perplexity"] if has_floor else None
+        splits[name] = Split(ids, words_and_line_ends(counts), counts["bytes"], counts["replaced"], floor)
     return TokenStore(folder, manifest, tokenizer, splits)
 
 
@@ -130,11 +133,3 @@ def find_store(data_dir: Path, sha256: str | None) -> TokenStore | None:
 def _content_sha256(manifest: dict[str, Any]) -> str:
     identity = {name: entry["sha256"] for name, entry in manifest["files"].items()}
     return sha256_bytes(json.dumps(identity, sort_keys=True).encode())
-
-
-def _open_split(path: Path, counts: dict[str, int], floor: dict[str, float] | None, id_type: np.dtype[Any]) -> Split:
-    # A plain array: a slice of a memmap is a memmap, which takes four times as long to make.
-    ids = np.asarray(np.memmap(path, id_type, "r"))
-    # `<unk>` is easier to predict than the words that it replaces: beyond a few, the floor is not that of the ids.
-    lowest = floor["word_perplexity"] if floor is not None and 1000 * counts["replaced"] <= len(ids) else None
-    return Split(ids, words_and_line_ends(counts), counts["bytes"], counts["replaced"], lowest)

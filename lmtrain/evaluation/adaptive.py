@@ -1,7 +1,7 @@
 """Evaluation of a model that adapts to the text: by a cache of its own states, and by gradient steps.
 
-Both remember the text they have scored, and score every token before they learn from it. Dynamic evaluation is a
-scorer, like a model; `ContinuousCache` turns either into a `forward` for `perplexity.evaluate`.
+Both remember the text they have scored, and score every token before they learn from it. Both are scorers, as a model
+is; the cache changes the nats of another scorer.
 
 Shapes: B windows, T tokens in each, S targets; E the width of the states, K states in memory, N new ones.
 """
@@ -58,17 +58,18 @@ def matches(words: Tensor, queries: slice, keys: slice) -> Tensor:
     return length
 
 
-def cache_log_probs(states: Tensor, words: Tensor, nats: Tensor, theta: float, window: int) -> Tensor:
-    """Return log p of each of the last N words by the continuous cache (Grave et al., 2017): (N,), float32.
+def mixed_with_cache(states: Tensor, words: Tensor, nats: Tensor, settings: EvalConfig) -> Tensor:
+    """Return -log[(1 - weight) p_model + weight p] of each of the last N words, where p is the continuous cache's
+    (Grave et al., 2017): (N,), float32.
 
     `states` (K + N, E) predicted the `words` (K + N,), in the order of the text; `nats` (N,) are the model's own for
     the last N words. For a state h, a = softmax(theta cos(h, h_i) + m_i) over the `window` positions i before it, and
     p(w) is the sum of a_i over those with words_i = w. The cosine replaces the paper's dot product, so that theta does
-    not depend on the states' width and size; m_i = `matches` is not in the paper. A word that is not in the window has
-    log p = -inf. The first word of a text has no positions before it: its p is the model's own. Computed in float32,
-    also under autocast.
+    not depend on the states' width and size; m_i = `matches` is not in the paper. The first word of a text has no
+    positions before it: its p is the model's own. Weight, theta and window are the fields of `settings` that begin with
+    `cache_`. Computed in float32, also under autocast.
     """
-    first = len(states) - len(nats)
+    first, window = len(states) - len(nats), settings.cache_window
     positions = torch.arange(len(states), device=states.device)
     blocks = []
     with torch.autocast(states.device.type, enabled=False):
@@ -77,20 +78,16 @@ def cache_log_probs(states: Tensor, words: Tensor, nats: Tensor, theta: float, w
             queries = slice(start, start + CACHE_BLOCK)
             keys = slice(max(0, start - window), start + CACHE_BLOCK)
             ago = positions[queries].unsqueeze(-1) - positions[keys]
-            scores = theta * unit[queries] @ unit[keys].T + matches(words, queries, keys)
+            scores = settings.cache_theta * unit[queries] @ unit[keys].T + matches(words, queries, keys)
             scores = scores.masked_fill((ago < 1) | (ago > window), -torch.inf)
             same = words[queries].unsqueeze(-1) == words[keys]
             blocks.append(scores.masked_fill(~same, -torch.inf).logsumexp(-1) - scores.logsumexp(-1))
     log_probs = torch.cat(blocks)
     if first == 0:  # the difference of two empty sums
         log_probs[0] = -nats[0]
-    return log_probs
-
-
-def mix(nats: Tensor, log_cache: Tensor, weight: float) -> Tensor:
-    """Return -log[(1 - weight) p_model + weight p_cache]: (N,) and (N,) -> (N,)."""
+    weight = settings.cache_weight
     log_weight = math.log(weight) if weight else -torch.inf
-    return -torch.logaddexp(math.log1p(-weight) - nats, log_cache + log_weight)
+    return -torch.logaddexp(math.log1p(-weight) - nats, log_probs + log_weight)
 
 
 class ContinuousCache:
@@ -98,20 +95,18 @@ class ContinuousCache:
 
     def __init__(self, score: Scorer, settings: EvalConfig) -> None:
         self.score, self.settings = score, settings
-        self.states: Tensor | None = None
-        self.words: Tensor | None = None
+        self.states, self.words = list[Tensor](), list[Tensor]()
 
-    def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Inputs (B, T), targets (B, S) or (B,) -> nats, shaped as the targets. Windows are in text order."""
+    def __call__(self, inputs: Tensor, targets: Tensor) -> Scored:
+        """Score windows in text order: inputs (B, T), targets (B, S) or (B,) -> mixed nats, and the states."""
         nats, new_states = self.score(inputs, targets)
-        new_states = new_states.flatten(0, -2)
-        states = new_states if self.states is None else torch.cat((self.states, new_states))
-        words = targets.flatten() if self.words is None else torch.cat((self.words, targets.flatten()))
-        window = self.settings.cache_window
-        log_cache = cache_log_probs(states, words, nats.flatten(), self.settings.cache_theta, window)
+        states = torch.cat((*self.states, new_states.flatten(0, -2)))
+        words = torch.cat((*self.words, targets.flatten()))
+        mixed = mixed_with_cache(states, words, nats.flatten(), self.settings)
         # Also the words that `matches` compares before the first position of the window.
-        self.states, self.words = states[-(window + MATCHED) :], words[-(window + MATCHED) :]
-        return mix(nats.flatten(), log_cache, self.settings.cache_weight).view_as(nats)
+        kept = self.settings.cache_window + MATCHED
+        self.states, self.words = [states[-kept:]], [words[-kept:]]
+        return mixed.view_as(nats), new_states
 
 
 def gradient_rms(model: LanguageModel, split: Split, *, precision: str, advance: Advance) -> list[Tensor]:

@@ -71,8 +71,7 @@ class Score:
     def figures(self) -> dict[str, float]:
         """Return the figures by name, without bits per byte if it is None."""
         names = "word_perplexity", "token_perplexity", "bits_per_byte", "loss"
-        figures = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in figures.items() if value is not None}
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def summary(self) -> dict[str, Any]:
         """Return the figures and what they are computed from, for JSON: None if a value is not finite or missing.

@@ -38,9 +38,11 @@ def export(run_dir: Path, folder: Path, which: str | None, weights: str) -> Trai
         disk.write(temporary / "model.safetensors", serialize(tensors))
         code = f"from lmtrain.export.{MODELING} import LmtrainConfig, LmtrainForCausalLM\n"
         disk.write(temporary / f"{MODELING}.py", code.encode())
-        documents = {
+        unknown = trained.tokenizer.unk_id
+        blocked = {} if unknown is None else {"suppress_tokens": [unknown]}  # lmtrain never generates an unknown word
+        documents: dict[str, dict[str, Any]] = {
             "config.json": _config(trained),
-            "generation_config.json": _generation_config(trained.tokenizer),
+            "generation_config.json": {**_token_ids(trained.tokenizer), **blocked},
             TOKENIZER: _tokenizer(json.loads((run_dir / TOKENIZER).read_bytes()), trained.tokenizer),
             "tokenizer_config.json": _tokenizer_config(trained),
         }
@@ -90,12 +92,6 @@ def _config(trained: TrainedWeights) -> dict[str, Any]:
 def _token_ids(tokenizer: Tokenizer) -> dict[str, int]:
     """Return the special tokens: `<eos>` stands for an empty prompt, ends a text, and pads."""
     return dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_id)
-
-
-def _generation_config(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return what makes `generate` behave as lmtrain does, which never generates an unknown word."""
-    blocked = {} if tokenizer.unk_id is None else {"suppress_tokens": [tokenizer.unk_id]}
-    return {**_token_ids(tokenizer), **blocked}
 
 
 def _tokenizer(document: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from lmtrain.config.schema import ModelConfig
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import new_folder, read_manifest, sha256_bytes, verify, write_errors
 from lmtrain.storage.run_folder import CONFIG, step_folder
-from lmtrain.storage.tensor_files import LazyTensor, in_rows, open_files, serialize
+from lmtrain.storage.tensor_files import LazyTensor, open_files, serialize
 from lmtrain.system import disk
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 
@@ -82,9 +82,10 @@ def _write_together(folder: Path, tensors: Tensors, processes: ProcessGroup) -> 
 def _write(folder: Path, tensors: Tensors, processes: ProcessGroup) -> dict[str, str]:
     """Write the files of this process, one for each group. Return their hashes by file name."""
     hashes = {}
+    is_shared = processes is not SINGLE_PROCESS
+    suffix = f"-{processes.rank + 1:05d}-of-{processes.world_size:05d}" if is_shared else ""
     for group, named in tensors.items():
         if named:
-            suffix = f"-{processes.rank + 1:05d}-of-{processes.world_size:05d}" if in_rows(named) else ""
             buffers, name = serialize(named), f"{group}{suffix}.safetensors"
             hashes[name] = sha256_bytes(*buffers)
             disk.write(folder / name, buffers)

@@ -149,9 +149,9 @@ def remove_folder(path: Path) -> None:
     disk.remove(doomed)
 
 
-def _temporary(path: Path, mark: str = "") -> Path:
+def _temporary(path: Path) -> Path:
     """Return a new name beside `path`, by which `recover` recognizes what a killed process left."""
-    return path.with_name(f"{_TEMPORARY}{path.name}{mark}-{uuid.uuid4().hex[:8]}")
+    return path.with_name(f"{_TEMPORARY}{path.name}-{uuid.uuid4().hex[:8]}")
 
 
 def _already_there(path: Path, manifest: Path, files: Mapping[str, Any]) -> bool:
@@ -170,7 +170,7 @@ def _replace_folder(path: Path, temporary: Path) -> None:
 
     After a crash between the two renames the older folder has its temporary name, until `recover` renames it back.
     """
-    older = _temporary(path, _OLD)
+    older = _temporary(path.with_name(path.name + _OLD))
     replaces = path.exists()
     if replaces:
         disk.rename(path, older)

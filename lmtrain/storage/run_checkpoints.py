@@ -32,17 +32,15 @@ def _all_folders(run_dir: Path) -> list[Path]:
     return [path for path in paths if path.name.startswith(STEP_PREFIX) and path.is_dir()]
 
 
-def _first_good(
-    candidates: Iterable[Path], *, only_weights: bool = False, verify_hashes: bool = True
-) -> tuple[Checkpoint | None, Damaged]:
-    """Return the first undamaged one of the `candidates`, and the damaged ones before it.
+def _first_good(candidates: Iterable[Path], **options: bool) -> tuple[Checkpoint | None, Damaged]:
+    """Return the first undamaged one of the `candidates`, `load`ed with `options`, and the damaged ones before it.
 
     Raises UnreadableError if one before it can't be read, because that one may be undamaged.
     """
     damaged: Damaged = []
     for folder in candidates:
         try:
-            return load(folder, only_weights=only_weights, verify_hashes=verify_hashes), damaged
+            return load(folder, **options), damaged
         except UnreadableError:
             raise
         except LmtrainError as error:

@@ -82,11 +82,6 @@ def rows_name(name: str, first: int, end: int, total: int) -> str:
     return f"{name}[{first}:{end}/{total}]"
 
 
-def in_rows(names: Iterable[str]) -> bool:
-    """Whether any of these names was made by `rows_name`."""
-    return any(_ROWS.fullmatch(name) for name in names)
-
-
 def serialize(named: Mapping[str, Tensor]) -> list[memoryview]:
     """Return the content of a safetensors file: a header, and the bytes of the tensors.
 

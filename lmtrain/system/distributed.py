@@ -57,7 +57,7 @@ def join_processes(device: str, timeout_minutes: float) -> Iterator[ProcessGroup
         backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
         dist.init_process_group(backend, store=kv_store, rank=rank, world_size=world_size, timeout=timeout)
         with log_level(logging.ERROR if rank else log.level):
-            yield DistributedGroup(kv_store, rank, world_size, timeout)
+            yield DistributedGroup(kv_store, timeout)
         dist.destroy_process_group()  # not after an error: it could wait for the other processes
 
 

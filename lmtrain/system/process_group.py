@@ -82,8 +82,8 @@ SINGLE_PROCESS = ProcessGroup()
 class DistributedGroup(ProcessGroup):
     """Several processes. All of them must call every method except `shard`."""
 
-    def __init__(self, kv_store: Any, rank: int, world_size: int, timeout: timedelta, group: Any = None) -> None:
-        super().__init__(rank, world_size)
+    def __init__(self, kv_store: Any, timeout: timedelta, group: Any = None) -> None:
+        super().__init__(dist.get_rank(), dist.get_world_size())
         self._kv_store = kv_store
         self._timeout = timeout
         self._group = group
@@ -109,7 +109,7 @@ class DistributedGroup(ProcessGroup):
 
         group = dist.new_group(timeout=self._timeout, backend="gloo")
         kv_store = PrefixStore(group.group_name, self._kv_store)
-        return DistributedGroup(kv_store, self.rank, self.world_size, self._timeout, group)
+        return DistributedGroup(kv_store, self._timeout, group)
 
     @contextmanager
     def main_first(self) -> Iterator[None]:

@@ -109,8 +109,10 @@ class StopSignal:
             if not self._processes.is_main:
                 os._exit(INTERRUPTED)
             _end_at_once("interrupted again: ended at once; the same command resumes from the last checkpoint, if any")
-        first, self.number = not self.number, number
-        if first and self._processes.is_main:
+        if self.number:
+            return
+        self.number = number
+        if self._processes.is_main:
             with suppress(OSError):  # such as a closed terminal
                 _write_line("stopping: saving a checkpoint (Ctrl-C again ends at once, without saving)")
 

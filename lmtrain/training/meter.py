@@ -50,16 +50,16 @@ class Meter:
         `seconds` is what the run has taken, and `training_seconds` what the steps since the meter was made have taken.
         """
         state, step = self._state, self._state.counters.step
-        losses, norms, steps = state.statistics.sums.tolist()
-        state.statistics.sums.zero_()
-        loss = losses / steps if steps else math.nan
+        sums = state.statistics.sums
+        loss, norm = (sums[:2] / sums[2]).tolist()  # NaN if all steps were skipped
+        sums.zero_()
         steps_per_second = (step - self._step) / (training_seconds - self._training_seconds)
         self._step, self._training_seconds = step, training_seconds
         return {
             "loss": loss,
             **({} if state.config.train.teacher else {"perplexity": math.exp(min(loss, 700.0))}),
             "lr": lr,
-            "grad_norm": norms / steps if steps else math.nan,
+            "grad_norm": norm,
             "tokens_per_second": steps_per_second * state.config.targets_per_step,
             "mfu": steps_per_second * self._flops / self._peak,
             "memory_gb": peak_memory_bytes(state.device) / 1e9,

@@ -91,26 +91,24 @@ class RunMonitor(Monitor):
         self._step, self._progress = step, progress
         self._first: tuple[float, float] | None = None
         self._last_line = -math.inf
-        self._bar: tqdm[NoReturn] | None = None
-        if shows_bars():
-            self._bar = tqdm(
-                total=1.0,
-                initial=progress,
-                bar_format="{desc}{percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}",
-                dynamic_ncols=True,
-                mininterval=0.2,
-                miniters=0,
-                smoothing=0.0,
-                desc=f"{self._position()}: ",
-            )
+        self._bar: tqdm[NoReturn] = tqdm(
+            total=1.0,
+            initial=progress,
+            bar_format="{desc}{percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}",
+            dynamic_ncols=True,
+            mininterval=0.2,
+            miniters=0,
+            smoothing=0.0,
+            desc=f"{self._position()}: ",
+            disable=not shows_bars(),
+        )
 
     def advance(self, step: int, progress: float) -> None:
         self._step, self._progress = step, progress
         if self._first is None:  # the first step takes longer than others
             self._first = time.monotonic(), self._progress
-        if self._bar is not None:
-            self._bar.set_description_str(f"{self._position()}: ", refresh=False)
-            self._bar.update(self._progress - self._bar.n)
+        self._bar.set_description_str(f"{self._position()}: ", refresh=False)
+        self._bar.update(self._progress - self._bar.n)
 
     def record(self, step: int, kind: Literal["train", "valid", "final"], metrics: dict[str, float]) -> None:
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
@@ -142,8 +140,7 @@ class RunMonitor(Monitor):
         return self._file.tell()
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.close()
         self.flush()
         self._file.close()
         with write_errors(self._run_dir):
@@ -155,7 +152,7 @@ class RunMonitor(Monitor):
             for name, (form, decimals) in _SHOWN.items()
             if name in metrics
         ]
-        if self._bar is not None:
+        if not self._bar.disable:
             self._bar.set_postfix_str(", ".join(shown), refresh=False)
         elif time.monotonic() - self._last_line >= 10.0:
             self._last_line = time.monotonic()

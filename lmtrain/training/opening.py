@@ -22,10 +22,9 @@ from lmtrain.training.continuing import last_common, steps_independent_of_budget
 from lmtrain.training.meter import Clock
 from lmtrain.training.monitor import Monitor, RunMonitor
 from lmtrain.training.other_runs import initial_weights
-from lmtrain.training.parallel import check_shared
 from lmtrain.training.saving import CheckpointSaver
 from lmtrain.training.schedule import Budget
-from lmtrain.training.train_state import TrainState, load_initial_weights, new_state, restore
+from lmtrain.training.train_state import TrainState, new_state, restore
 from lmtrain.training.trainer import Trainer
 
 
@@ -57,7 +56,9 @@ def checkpoint_to_resume(
 
     name = processes.on_main(chosen)
     folder = None if name is None else Path(name)
-    check_shared(folder or run_dir / run_folder.LOCK, processes)
+    shared = folder or run_dir / run_folder.LOCK
+    if not all(processes.all_gather(shared.exists())):
+        raise LmtrainError(f"not all processes see {shared}: run.dir must be a folder that all nodes share")
     return folder
 
 
@@ -77,14 +78,11 @@ def open_run(
     log.info(f"{run_dir}: " + (f"resuming from step {step:,} ({spent:.0%} of the budget)" if step else "a new run"))
     report_plan(config, store, budget)
     base = None if last is not None else initial_weights(config, store, processes)
-    state = new_state(config, store, processes, initialize=last is None and base is None)
+    state = new_state(config, store, processes, initialize=last is None, base=base)
     report_device(state)
     if last is not None:
         restore(state, last)
         _warn_of_differences(run_dir, info, state)
-    elif base is not None:
-        log.info(f"starting from the weights of {base.run_dir} at step {base.info['step']:,}")
-        load_initial_weights(state, base)
     del last, base  # they hold their files open, which then stay on the disk after they are pruned
     monitor = Monitor()
     progress = budget.progress(step, clock.update()) if step else 0.0  # loading took some of a budget in time

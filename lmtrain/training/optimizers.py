@@ -115,28 +115,22 @@ def make_optimizer(model: LanguageModel, train: TrainConfig) -> AdamW:
     start at 1 / E instead of 1 / sqrt(E), and 5 for norms and the token shift, whose gains start far larger than the
     elements of a matrix.
     """
-    embeddings = {id(weight) for weight in (model.embedding.weight, *model.output.parameters())}
-    gains = {id(gain) for module in model.modules() if isinstance(module, GAINS) for gain in module.parameters()}
+    embeddings = (model.embedding.weight, *model.output.parameters())
+    gains = [gain for module in model.modules() if isinstance(module, GAINS) for gain in module.parameters()]
     factors = dict.fromkeys(embeddings, model.embedding.embedding_dim**-0.5) | dict.fromkeys(gains, GAIN_FACTOR)
     matrices = model.hidden_matrices() if train.optimizer == "muon" else []
-    decay = train.weight_decay
-    kinds: dict[tuple[float, float], list[Tensor]] = {}
-    hidden = {id(parameter) for parameter in matrices}
-    for parameter in model.parameters():
-        if id(parameter) not in hidden:
-            rate = 0.0 if parameter.ndim < 2 else decay
-            kinds.setdefault((rate, factors.get(id(parameter), 1.0)), []).append(parameter)
-    groups = [
-        {"params": parameters, "weight_decay": rate, "lr_factor": factor}
-        for (rate, factor), parameters in kinds.items()
-    ]
+    hidden = set(matrices)
+    groups: dict[tuple[bool, float, float], dict[str, Any]] = {}
+    for parameter in dict.fromkeys([*matrices, *model.parameters()]):  # the matrices first, and each once
+        decay, factor = 0.0 if parameter.ndim < 2 else train.weight_decay, factors.get(parameter, 1.0)
+        new: dict[str, Any] = {"params": [], "weight_decay": decay, "lr_factor": factor}
+        groups.setdefault((parameter in hidden, decay, factor), new)["params"].append(parameter)
     options: dict[str, Any] = {"lr": train.lr, "betas": (train.beta1, train.beta2), "eps": train.eps}
     if not matrices:
-        return AdamW(groups, **options)
+        return AdamW(list(groups.values()), **options)
     # If bf16 is emulated, float32 is several times faster, and more accurate.
     native = choose_precision("auto", matrices[0].device) == "bf16"
-    first = {"params": matrices, "weight_decay": decay, "lr_factor": 1.0}
-    return Muon([first, *groups], torch.bfloat16 if native else torch.float32, **options)
+    return Muon(list(groups.values()), torch.bfloat16 if native else torch.float32, **options)
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -151,6 +145,5 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 @torch.no_grad()
 def update_ema(ema: dict[str, Tensor], model: nn.Module, decay: float, step: int) -> None:
     """Move the exponential moving average of the weights towards the model's by 1 - decay, and faster early on."""
-    parameters = dict(model.named_parameters())
-    current: list[Tensor] = [parameters[name] for name in ema]
+    current: list[Tensor] = list(model.parameters())  # in the order of `ema`, as `new_state` makes it
     torch._foreach_lerp_([*ema.values()], current, 1.0 - min(decay, (1 + step) / (10 + step)))

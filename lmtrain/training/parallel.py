@@ -7,7 +7,6 @@ count of targets in the whole batch, so gradients are summed, never averaged.
 import math
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -61,12 +60,6 @@ def check_agreement(config: Config, store: TokenStore, processes: ProcessGroup) 
                 f"process {rank} has {name}={theirs.get(name)} where process 0 has {main.get(name)}: start all "
                 "processes with the same command, data and versions"
             )
-
-
-def check_shared(path: Path, processes: ProcessGroup) -> None:
-    """Raise LmtrainError if a process does not see `path`, which is in a run folder and which the main process sees."""
-    if not all(processes.all_gather(path.exists())):
-        raise LmtrainError(f"not all processes see {path}: run.dir must be a folder that all nodes share")
 
 
 def choose_strategy(

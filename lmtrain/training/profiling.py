@@ -28,8 +28,6 @@ from lmtrain.training.train_state import TrainState, new_state
 PARTS = ("data", "forward", "backward", "clip", "optimizer")
 WARM_UP, STEPS = 5, 5
 OPERATORS = 10
-PREFIX = "lmtrain "
-"""The prefix of the names of a step's parts in the trace."""
 
 
 def profile_steps(config: Config, store: TokenStore, folder: Path) -> dict[str, Any]:
@@ -127,8 +125,8 @@ def _traced(state: TrainState, path: Path) -> list[dict[str, Any]]:
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     with profile(activities=activities, acc_events=True) as profiler:
         for _ in range(STEPS):
-            with record_function(PREFIX + "step"):
-                _step(state, lambda name: record_function(PREFIX + name))
+            with record_function("lmtrain step"):
+                _step(state, lambda name: record_function(f"lmtrain {name}"))
     with write_errors(path):
         disk.remove(path)  # which may be a link to a file elsewhere
         profiler.export_chrome_trace(str(path))

@@ -22,6 +22,7 @@ from lmtrain.model.trained import TrainedWeights, check_default_dtype
 from lmtrain.storage.checkpoint import Checkpoint, Tensors
 from lmtrain.system.device import choose_device, choose_precision, set_threads
 from lmtrain.system.machine import is_out_of_memory, machine
+from lmtrain.system.messages import log
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training.checkpoint_info import CheckpointInfo, Counters, SavedCounters, read_info
 from lmtrain.training.compilation import compiled_forward
@@ -84,14 +85,19 @@ class TrainState:
 
 
 def new_state(
-    config: Config, store: TokenStore, processes: ProcessGroup = SINGLE_PROCESS, *, initialize: bool = True
+    config: Config,
+    store: TokenStore,
+    processes: ProcessGroup = SINGLE_PROCESS,
+    *,
+    initialize: bool = True,
+    base: TrainedWeights | None = None,
 ) -> TrainState:
     """Return the state before the first step; compile and distribute the model as configured.
 
-    The seed decides the weights, so nothing may draw random numbers before the model is built. The EMA weights and the
-    optimizer are made of the distributed parameters, so they come last. Without `initialize`, the weights are
-    arbitrary: the caller loads others, and this saves seconds. Raises LmtrainError if torch's default dtype is not
-    float32, or its default device not the CPU.
+    The weights are those of `base`, or else the seed decides them, so nothing may draw random numbers before the model
+    is built. The EMA weights and the optimizer are made of the distributed parameters, so they come last. Without
+    `initialize`, the weights are arbitrary: the caller loads others, and this saves seconds. Raises LmtrainError if
+    torch's default dtype is not float32, or its default device not the CPU.
     """
     check_default_dtype()
     if torch.get_default_device().type != "cpu":
@@ -105,7 +111,7 @@ def new_state(
     precision = choose_precision(config.train.precision, device)
     vocab_size = store.tokenizer.vocab_size
     torch.manual_seed(config.run.seed)
-    if initialize:
+    if initialize and base is None:
         model, split = build_model(config.model, vocab_size), store.split("train")
         set_output_bias(model, torch.from_numpy(split.counts(vocab_size)))
         set_embedding(model, cooccurrence_embedding(split.ids, *model.embedding.weight.shape))
@@ -123,6 +129,9 @@ def new_state(
         forward = compiled_forward(objective, config, make_budget(config, store), device, precision)
     compiled = forward is not objective
     forward, set_requires_gradient_sync = distribute(strategy, model, forward, device, precision, processes)
+    if base is not None:  # if the model is sharded, each process reads only its own rows
+        log.info(f"starting from the weights of {base.run_dir} at step {base.info['step']:,}")
+        copy_all(base.tensors, dict(model.named_parameters()))
     ema = {name: value.detach().clone() for name, value in model.named_parameters()} if config.train.ema else {}
     return TrainState(
         config=config,
@@ -187,16 +196,6 @@ def snapshot(
         "machine": machine(state.device),
         "model": state.config.model.model_dump(mode="json"),
     }
-
-
-def load_initial_weights(state: TrainState, base: TrainedWeights) -> None:
-    """Copy the weights of another run into the model and its EMA weights.
-
-    If the model is sharded, each process reads only its own rows.
-    """
-    copy_all(base.tensors, dict(state.model.named_parameters()))
-    if state.ema:
-        copy_all(base.tensors, state.ema)
 
 
 def restore(state: TrainState, checkpoint: Checkpoint) -> None:

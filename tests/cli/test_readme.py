@@ -10,9 +10,9 @@ import pytest
 import typer
 
 from lmtrain.cli import app as cli
-from lmtrain.cli.options import split_arguments
+from lmtrain.cli.options import arguments
 from lmtrain.config.fields import as_text
-from lmtrain.config.loader import RECIPES, load
+from lmtrain.config.loader import RECIPES, is_override, load
 from tests.helpers import TINY, Lmtrain
 
 ROOT = Path(__file__).parents[2]
@@ -41,9 +41,10 @@ def printed() -> Iterator[Printed]:
 @pytest.mark.parametrize("command", list(printed()), ids=lambda command: f"{command.page.parent.name}: {command[1]}")
 def test_a_printed_command_is_accepted(command: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    name, *arguments = command.arguments
-    given = GROUP.commands[name].make_context(name, arguments).params
-    first, overrides = split_arguments(given.get("source") or given.get("prompt"), given["overrides"])
+    name, *words = command.arguments
+    given = GROUP.commands[name].make_context(name, words).params
+    overrides = arguments(given.get("source") or given.get("prompt"), given["overrides"])
+    first = None if not overrides or is_override(overrides[0]) else overrides.pop(0)
     config: Path | None = given["config"]
     if given.get("fields"):
         assert first is not None

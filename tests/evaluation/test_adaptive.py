@@ -25,10 +25,9 @@ from lmtrain.evaluation.adaptive import (
     Scored,
     Scorer,
     adaptable,
-    cache_log_probs,
     dynamic_scorer,
     gradient_rms,
-    mix,
+    mixed_with_cache,
     settings_used,
 )
 from lmtrain.evaluation.perplexity import Forward
@@ -68,10 +67,15 @@ def tiny_model(
     return model
 
 
+def nats_of(score: Scorer) -> Forward:
+    """A scorer without its states."""
+    return lambda inputs, targets: score(inputs, targets)[0]
+
+
 def adapt(model: Any, settings: EvalConfig, *, dynamic: bool = False, cache: bool = False) -> Forward:
     own = functools.partial(model.score, temperature=settings.temperature)
     score = dynamic_of(model, settings) if dynamic else own
-    return ContinuousCache(score, settings) if cache else lambda inputs, targets: score(inputs, targets)[0]
+    return nats_of(ContinuousCache(score, settings) if cache else score)
 
 
 def forward_of(model: LanguageModel, mode: str) -> Forward:
@@ -149,8 +153,9 @@ def test_the_cache_is_computed_in_float32(theta: float, vocabulary: int) -> None
     states = torch.randn(200, 16, generator=generator).bfloat16()
     words = torch.randint(vocabulary, (200,), generator=generator)
     nats = torch.rand(200, generator=generator)
+    settings = EvalConfig(cache_weight=0.3, cache_theta=theta, cache_window=100)
     with torch.autocast("cpu", torch.bfloat16):
-        found = mix(nats, cache_log_probs(states, words, nats, theta, 100), 0.3)
+        found = mixed_with_cache(states, words, nats, settings)
     assert_close(found, naive_cache(states, words.tolist(), nats, 0.3, theta, 100))
 
 
@@ -172,7 +177,7 @@ def test_the_cache_equals_a_double_loop(mode: str, window: int, monkeypatch: pyt
     for batch_size in (1, 4):
         states.clear()
         plain = scores(model, ids, mode=mode, batch_size=batch_size)
-        found = scores(ContinuousCache(score, settings), ids, mode=mode, batch_size=batch_size)
+        found = scores(nats_of(ContinuousCache(score, settings)), ids, mode=mode, batch_size=batch_size)
         assert_close(found, naive_cache(torch.cat(states), ids.tolist(), plain, 0.4, 5.0, window))
         assert (found - plain).abs().max() > 0.1
 
@@ -335,7 +340,7 @@ def test_each_member_of_an_ensemble_learns_by_itself() -> None:
 
     together = settings.model_copy(update={"cache_weight": 0.4, "cache_theta": 5.0})
     found = scores(adapt(Ensemble(members), together, dynamic=True, cache=True), IDS)
-    assert_close(found, scores(ContinuousCache(states, together), IDS))
+    assert_close(found, scores(nats_of(ContinuousCache(states, together)), IDS))
     assert (found - mean).abs().max() > 0.05
 
 
@@ -368,7 +373,6 @@ def test_without_a_cache_s_share_or_a_learning_rate_scores_are_plain() -> None:
     plain = scores(model, IDS)
     assert torch.equal(scores(adapt(model, EvalConfig(cache_weight=0.0), cache=True), IDS), plain)
     assert torch.equal(scores(adapt(model, EvalConfig(dynamic_rate=0.0), dynamic=True), IDS), plain)
-    assert torch.equal(mix(plain, torch.full_like(plain, -math.inf), 0.0), plain)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -77,7 +77,7 @@ def save(run_dir: Path, step: int, size: int) -> Path:
 def test_rows_are_read_as_they_were_cut(tmp_path: Path, size: int) -> None:
     folder = save(tmp_path, 1, size)
     names = {f"{group}-{part:05d}-of-{size:05d}" for group in ("model", "optimizer") for part in range(1, size + 1)}
-    assert {path.stem for path in folder.iterdir()} == names | {"spikes", "manifest"}
+    assert {path.stem for path in folder.iterdir()} == names | {f"spikes-00001-of-{size:05d}", "manifest"}
     assert [path.name for path in folder.parent.iterdir()] == ["step-00000001"]
     found, expected = checkpoint.load(folder), example(1)
     for group, named in expected.items():

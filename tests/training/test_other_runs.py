@@ -12,14 +12,15 @@ import torch
 
 import lmtrain
 from lmtrain.config.schema import Config
+from lmtrain.data.tokenizing import prepare_store
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import run_checkpoints
 from lmtrain.training import train_state
 from lmtrain.training.other_runs import check_other_runs, initial_weights
-from lmtrain.training.train_state import load_initial_weights
+from lmtrain.training.train_state import new_state
 from tests.helpers import Lmtrain, flip_bit
-from tests.training.helpers import change, last_hash, run, start
+from tests.training.helpers import change, last_hash, run
 
 
 @pytest.fixture
@@ -33,10 +34,10 @@ def test_the_initial_weights_are_the_best_ema_ones_if_there_are_any(
 ) -> None:
     run(change(tiny, train__ema=base_ema), tmp_path)
     config = change(tiny, train__ema=ema, train__init_from=str(tmp_path))
-    state, expected = start(config), lmtrain.load(tmp_path, checkpoint="best", weights=weights, device="cpu")
-    found = initial_weights(config, state.store)
+    store, expected = prepare_store(config), lmtrain.load(tmp_path, checkpoint="best", weights=weights, device="cpu")
+    found = initial_weights(config, store)
     assert found is not None
-    load_initial_weights(state, found)
+    state = new_state(config, store, base=found)
     assert found.info["step"] == expected.step
     for name, value in expected.model.named_parameters():
         assert torch.equal(state.model.get_parameter(name), value)
@@ -87,7 +88,7 @@ def test_fields_that_do_not_affect_the_weights_may_differ(
     config = change(continued, **fields)
     found = initial_weights(config, store)
     assert found is not None
-    load_initial_weights(start(config), found)
+    new_state(config, store, base=found)
 
 
 @pytest.mark.parametrize(
