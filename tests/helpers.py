@@ -96,6 +96,8 @@ class Result:
 
 Lmtrain = Callable[..., Result]
 """The fixture that runs a command in this process."""
+Interrupt = Callable[..., None]
+"""The fixture that sends a signal, SIGTERM unless another is given, at the end of the n-th step from now on."""
 
 
 class Child:

@@ -18,7 +18,7 @@ COMMANDS: dict[str, Any] = dict(typer.main.get_command(cli.app).commands)  # typ
 ESCAPE = "\x1b]0;owned\x07\x9b2J"
 
 
-def test_version_help_and_no_arguments(lmtrain: Lmtrain) -> None:
+def test_version_and_help_are_printed_and_a_command_is_required(lmtrain: Lmtrain) -> None:
     version = lmtrain("--version")
     assert (version.code, version.err) == (0, "")
     assert version.out.startswith("lmtrain 0")
@@ -100,7 +100,7 @@ def test_a_name_that_cannot_be_printed_gets_a_remedy(lmtrain: Lmtrain, workdir: 
 
 
 def test_closed_streams_are_the_null_device() -> None:
-    """Else a file that is opened later becomes the standard error of this process."""
+    """Otherwise a file that is opened later becomes the standard error of this process."""
     script = """import os, sys
 from lmtrain.__main__ import _open_closed_streams
 _open_closed_streams()

@@ -84,7 +84,7 @@ def test_a_printed_seed_repeats_the_text_and_explicit_options_are_the_defaults(l
     assert greedy.out == lmtrain(*arguments, "--temperature", "0").out == lmtrain(*arguments, "--top-k", "1").out
 
 
-def test_prompts_from_json_lines_and_standard_input(
+def test_prompts_are_read_from_json_lines_and_standard_input(
     lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = b'{"prompt": "The river", "id": "a"}\n{"prompt": "A xyzzy"}\n{"prompt": "' + b"the " * 20 + b'"}\n'
@@ -126,7 +126,7 @@ def test_results_come_before_the_next_prompts_are_read(workdir: Path, monkeypatc
         process.stdin.write(b"The river\n" * 3)
         process.stdin.close()
         assert process.wait(60) == 1
-        assert process.stderr.read() == b""  # a pipe that nobody reads any more is no news
+        assert process.stderr.read() == b""  # a pipe that nobody reads anymore is no news
 
 
 def test_plain_prompts_are_read_like_spaced_out_ones(

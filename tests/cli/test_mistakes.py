@@ -134,7 +134,9 @@ def test_a_mistake_gets_one_clear_message(
     assert done.err.count("lmtrain: ") == 1 or "Error: " in done.err
 
 
-def test_an_output_that_cannot_hold_the_text(lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_that_cannot_hold_the_text_gets_a_remedy(
+    lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     done = lmtrain("generate", "né", "-n", "1")
     assert done.code == 1

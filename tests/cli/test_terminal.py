@@ -73,7 +73,7 @@ def on_terminal(*arguments: str) -> Iterator[Terminal]:
         os.close(ours)
 
 
-def test_a_conversation(workdir: Path) -> None:
+def test_in_a_conversation_ctrl_c_ends_a_text_and_ctrl_d_leaves(workdir: Path) -> None:
     with on_terminal("-n", "100000") as screen:
         screen.wait_for("Ctrl-C stops a text, Ctrl-D leaves.\nprompt> ")
         screen.type("The river\n")
@@ -100,11 +100,14 @@ def test_an_interrupted_text_without_conversation_exits_with_130(workdir: Path) 
         assert screen.process.wait(30) == 130
 
 
-@pytest.mark.parametrize("sampling", [["--greedy"], ["--seed", "0"]], ids=["greedy", "sampling"])
-def test_streamed_text_is_what_is_printed_elsewhere(
-    lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch, sampling: list[str]
+@pytest.mark.parametrize(
+    ("options", "streamed"),
+    [("--greedy", True), ("--seed 0", True), ("--beams 2", False), ("--samples 2 --seed 0", False)],
+)
+def test_a_terminal_gets_what_is_printed_elsewhere_and_only_a_single_text_is_streamed(
+    lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch, options: str, streamed: bool
 ) -> None:
-    arguments = ["generate", "The river, (a", "-n", "60", "--stop", "document", "--stop-string", "of the", *sampling]
+    arguments = ["generate", "The river, (a", *f"-n 60 --stop document {options}".split(), "--stop-string", "of the"]
     printed = lmtrain(*arguments).out
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     writes: list[str] = []
@@ -116,17 +119,7 @@ def test_streamed_text_is_what_is_printed_elsewhere(
 
     monkeypatch.setattr(prompting, "_write", recorded)
     assert lmtrain(*arguments).out == printed
-    assert len([text for text in writes if text]) > 3
-
-
-@pytest.mark.parametrize("options", [["--beams", "2"], ["--samples", "2", "--seed", "0"]], ids=["beams", "samples"])
-def test_several_texts_are_not_streamed(
-    lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
-) -> None:
-    arguments = ["generate", "The river", "-n", "9", *options]
-    printed = lmtrain(*arguments).out
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert lmtrain(*arguments).out == printed
+    assert (len([text for text in writes if text]) > 3) == streamed
 
 
 def test_a_prompt_asked_twice_gets_another_sample_streamed_or_not(

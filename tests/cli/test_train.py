@@ -106,7 +106,7 @@ def test_durations_are_in_the_unit_that_fits(seconds: float, text: str) -> None:
 
 
 @pytest.mark.parametrize("prefixes", [[], ["model"], ["train.eval_", "eval."]])
-def test_fields_describes_fields(lmtrain: Lmtrain, prefixes: list[str]) -> None:
+def test_fields_lists_all_fields_or_those_of_the_prefixes(lmtrain: Lmtrain, prefixes: list[str]) -> None:
     done = lmtrain("train", "--fields", *prefixes)
     assert (done.code, done.err) == (0, "")
     names = [line.partition("=")[0] for line in done.out.splitlines() if line and not line.startswith(" ")]

@@ -1,4 +1,4 @@
-"""Device and precision, signals, memory, the log."""
+"""Device and precision, what compiling needs, signals, memory, the measured peak, the log."""
 
 import errno
 import importlib.util
@@ -28,15 +28,15 @@ from lmtrain.system.machine import explain_out_of_memory, installed_bytes, peak_
 from lmtrain.system.messages import log, log_level
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import Interrupted, catch_stop_signals
-from tests.helpers import default_interrupts
+from tests.helpers import CPU, default_interrupts
 
 
 def test_precision_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    cuda = torch.device("cuda")
     for flags, expected in (("fpu avx512_bf16", "bf16"), ("avx2 f16c", "fp32")):
         monkeypatch.setattr(devices, "cpu_info", lambda *names, flags=flags: flags)
-        assert choose_precision("auto", cpu) == expected
-        assert choose_precision("fp32", cpu) == "fp32"
+        assert choose_precision("auto", CPU) == expected
+        assert choose_precision("fp32", CPU) == "fp32"
     for capability, expected in (((7, 5), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, have=capability: have)
         assert choose_precision("auto", cuda) == expected
@@ -54,7 +54,7 @@ def test_a_missing_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_compiling_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    cuda = torch.device("cuda")
     found: set[str] = {"g++"}
     (tmp_path / "include").mkdir()
     (tmp_path / "include/Python.h").touch()
@@ -65,16 +65,16 @@ def test_what_compiling_lacks_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     for name in ("CC", "CXX"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.12.1+cpu"))
-    assert str(missing_to_compile(cpu)).startswith("PyTorch 2.13 or newer for a CPU (this is 2.12.1+cpu")
+    assert str(missing_to_compile(CPU)).startswith("PyTorch 2.13 or newer for a CPU (this is 2.12.1+cpu")
     assert missing_to_compile(cuda) == "a C compiler"
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.0"))
-    assert (missing_to_compile(cpu), missing_to_compile(cuda)) == (None, "a C compiler")
+    assert (missing_to_compile(CPU), missing_to_compile(cuda)) == (None, "a C compiler")
     with monkeypatch.context() as patch:
         patch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-        assert str(missing_to_compile(cpu)).startswith("Python's headers")
+        assert str(missing_to_compile(CPU)).startswith("Python's headers")
         found = {"clang"}
         assert str(missing_to_compile(cuda)).startswith("Python's headers")
-    assert missing_to_compile(cpu) == "g++, or another C++ compiler that CXX names"
+    assert missing_to_compile(CPU) == "g++, or another C++ compiler that CXX names"
     assert missing_to_compile(cuda) == "Triton"
     triton.append(object())
     assert missing_to_compile(cuda) is None
@@ -143,7 +143,7 @@ def test_an_interrupt_that_would_be_ignored_ends_the_process(code: str) -> None:
 
 
 def test_the_peak_is_that_of_a_matrix_product() -> None:
-    assert 1e8 < peak_flops(torch.device("cpu"), "fp32") < 1e14
+    assert 1e8 < peak_flops(CPU, "fp32") < 1e14
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_the_peak_is_that_of_the_fastest_product_of_a_size_that_does_not_take_lo
 
     monkeypatch.setattr("lmtrain.system.machine.time", SimpleNamespace(perf_counter=lambda: clock.seconds))
     monkeypatch.setattr(torch, "mm", product)
-    found = peak_flops(torch.device("cpu"), "fp32")
+    found = peak_flops(CPU, "fp32")
     assert found == pytest.approx(2 * size**3 / (waits + 2 * size**3 / flops))
     assert clock.seconds < 3.0
     assert clock.calls == 1 + 4
@@ -236,13 +236,13 @@ def test_a_product_that_takes_long_is_not_repeated(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("lmtrain.system.machine.time", SimpleNamespace(perf_counter=lambda: clock.seconds))
     monkeypatch.setattr(torch, "mm", product)
-    peak_flops(torch.device("cpu"), "fp32")
+    peak_flops(CPU, "fp32")
     assert sizes == [192] * 5 + [384] * 5 + [768] * 2
 
 
 def test_the_memory_is_all_that_is_installed() -> None:
     (total,) = re.findall(r"MemTotal: +(\d+) kB", Path("/proc/meminfo").read_text())
-    assert installed_bytes(torch.device("cpu")) == 1024 * int(total)
+    assert installed_bytes(CPU) == 1024 * int(total)
 
 
 def test_a_background_job_keeps_ignoring_ctrl_c() -> None:
@@ -270,7 +270,7 @@ def test_a_level_inside_another_does_not_lower_it(capsys: pytest.CaptureFixture[
 
 def test_bf16_of_an_arm_processor_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "read_text", lambda path: "processor\t: 0\nFeatures\t: fp asimd bf16\n")
-    assert choose_precision("auto", torch.device("cpu")) == "bf16"
+    assert choose_precision("auto", CPU) == "bf16"
 
 
 def test_each_process_of_a_node_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

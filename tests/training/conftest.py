@@ -1,8 +1,7 @@
-"""Fixtures of the tests of training: a smaller text, a signal after a given step, event files in order."""
+"""Fixtures of the tests of training: a smaller text, a finished run, a signal after a step, event files in order."""
 
 import itertools
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +11,7 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokenizing import prepare_store
 from lmtrain.training import loop, train_state
 from lmtrain.training.loop import train_step
+from tests.helpers import Interrupt
 from tests.training.helpers import change, run
 
 
@@ -41,10 +41,10 @@ def base(tiny: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def interrupt_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+def interrupt_after(monkeypatch: pytest.MonkeyPatch) -> Interrupt:
     """Send a signal at the end of the n-th step from now on."""
 
-    def arm(steps: int, number: int) -> None:
+    def arm(steps: int, number: int = signal.SIGTERM) -> None:
         taken = 0
 
         def step(state: train_state.TrainState, lr: float) -> None:

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -95,7 +95,7 @@ def worsen(state: TrainState, _lr: float) -> None:
         state.ema[name].copy_(value.detach())
 
 
-def full_disk(path: Path, data: object) -> None:
+def full_disk(path: Path, data: object) -> NoReturn:
     """In place of `disk.write`."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

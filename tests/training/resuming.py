@@ -30,7 +30,7 @@ from tests.training.helpers import CIRCUMSTANCES, start, with_forward
 
 BATCH = 15
 FOLLOWED = 3
-"""Steps for which a resumed training is compared."""
+"""Steps for which resumed training is compared."""
 OVERFLOW = {6: 1e30}
 """Factors on the loss of a step: this one overflows in any precision."""
 
@@ -59,7 +59,7 @@ MATRIX |= {
 
 
 class Step(NamedTuple):
-    """A training after a step: a digest of each item of its state, and the windows that the step read."""
+    """The state of training after a step: a digest of each item of its state, and the windows that the step read."""
 
     state: dict[str, str]
     windows: list[int]
@@ -68,7 +68,7 @@ class Step(NamedTuple):
 
 @dataclass
 class Reference:
-    """An uninterrupted training, with the checkpoint of every step."""
+    """Uninterrupted training, with the checkpoint of every step."""
 
     config: Config
     steps: list[Step]
@@ -96,7 +96,7 @@ def state_of(state: TrainState) -> dict[str, str]:
 
 
 def begin(config: Config) -> TrainState:
-    """A training whose loss overflows in one step."""
+    """Training whose loss overflows in one step."""
     state = start(config)
 
     def overflowing(forward: Forward) -> Forward:
@@ -141,7 +141,7 @@ def refer(config: Config, run_dir: Path, count: int) -> Reference:
 
 
 def departures(reference: Reference, number: int) -> list[str]:
-    """Where a training that is resumed after the step `number` departs from the reference; empty = nowhere."""
+    """Where training that is resumed after the step `number` departs from the reference; empty = nowhere."""
     for seed in (torch.manual_seed, np.random.seed, random.seed):
         seed(1000 + number)
     state = begin(reference.config)

@@ -54,7 +54,7 @@ def test_a_captured_step_trains_like_the_plain_one(tiny: Config, precision: str)
         ({"model__position": "alibi"}, False),
     ],
 )
-def test_what_is_compiled_with_cudnn_s_attention(
+def test_only_plain_attention_without_dropout_is_compiled_with_that_of_cudnn(
     tiny: Config, fields: dict[str, Any], allowed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = list[bool]()
@@ -74,7 +74,7 @@ def test_what_is_compiled_with_cudnn_s_attention(
     torch.backends.cuda.enable_cudnn_sdp(False)
     state = start(change(without_dropout(tiny), train__compile=True, **fields))
     assert found == [allowed]
-    # Else what was compiled with the other kernels, for the same code, could come out of the compiler's cache.
+    # Otherwise what was compiled with the other kernels, for the same code, could come out of the compiler's cache.
     assert keys == {f"cudnn attention: {allowed}"}
     take_step(state, 1e-3)
     assert set(found[1:]) == {False}
@@ -91,7 +91,7 @@ def test_what_is_compiled_with_cudnn_s_attention(
     ],
 )
 def test_what_a_cuda_graph_may_capture(tiny: Config, fields: dict[str, Any], device: str, expected: bool) -> None:
-    config = change(tiny, train__batch_size=4, **{"train__micro_batch": 4, **fields})
+    config = change(tiny, **{"train__micro_batch": 4, **fields})
     assert _can_be_captured(config, torch.device(device)) == expected
 
 
@@ -138,7 +138,7 @@ def long_run(monkeypatch: pytest.MonkeyPatch) -> None:
         (AssertionError(), "AssertionError", True),
     ],
 )
-def test_a_compiler_that_fails(
+def test_a_compiler_that_fails_is_a_note_or_with_compile_true_an_error(
     tiny: Config, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str, late: bool, notes: list[str]
 ) -> None:
     monkeypatch.setattr(torch, "compile", failing(error, late))
@@ -186,7 +186,7 @@ def test_ctrl_c_while_the_backward_pass_is_traced_gives_no_report_of_an_error(
     assert not seen
 
 
-def test_a_machine_without_a_compiler(
+def test_a_missing_compiler_is_a_note_or_with_compile_true_an_error(
     tiny: Config, monkeypatch: pytest.MonkeyPatch, long_run: None, notes: list[str]
 ) -> None:
     monkeypatch.setattr("lmtrain.training.compilation.missing_to_compile", lambda device: "a C++ compiler")

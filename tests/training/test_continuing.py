@@ -2,8 +2,6 @@
 
 import re
 import shutil
-import signal
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.training import train_state
 from lmtrain.training.saving import CheckpointSaver
-from tests.helpers import flip_bit
+from tests.helpers import Interrupt, flip_bit
 from tests.training.helpers import change, curves, last_hash, logged, run, run_state, verified_steps
 from tests.training.resuming import copied_for_every_kill
 
@@ -138,13 +136,12 @@ def test_no_checkpoint_of_the_old_decay_stays(little: Config, tmp_path: Path) ->
 
 
 def test_a_run_that_goes_back_says_so_and_one_that_need_not_does_not(
-    little: Config, tmp_path: Path, interrupt_after: Callable[[int, int], None]
+    little: Config, tmp_path: Path, interrupt_after: Interrupt
 ) -> None:
     small, large = (change(little, **STABLE | {"train__steps": steps}) for steps in (8, 16))
     run(large, tmp_path / "whole")
-    interrupt_after(4, signal.SIGTERM)
+    interrupt_after(4)
     run(small, tmp_path / "run")
-    interrupt_after(100, signal.SIGTERM)
     _, notes = run(large, tmp_path / "run")
     assert notes == []
     assert last_hash(tmp_path / "run") == last_hash(tmp_path / "whole")
@@ -197,16 +194,11 @@ def test_what_cannot_be_exact_is_rejected_with_a_remedy(
 @pytest.mark.parametrize("steps", [None, 8])
 @pytest.mark.parametrize(("field", "value"), [("warmup", 0.5), ("steps", 16)])
 def test_a_schedule_that_follows_the_clock_cannot_change(
-    little: Config,
-    tmp_path: Path,
-    interrupt_after: Callable[[int, int], None],
-    steps: int | None,
-    field: str,
-    value: Any,
+    little: Config, tmp_path: Path, interrupt_after: Interrupt, steps: int | None, field: str, value: Any
 ) -> None:
     budget = {"train__steps": steps, "train__max_minutes": 9.0, "train__warmup": 0.1}
     config = change(little, **STABLE | budget, train__compile=False)  # so long a run would be compiled
-    interrupt_after(2, signal.SIGTERM)
+    interrupt_after(2)
     run(config, tmp_path)
     old = getattr(config.train, field)
     with pytest.raises(LmtrainError, match=rf"another configuration \(train\.{field}: {old} -> {value}\)"):

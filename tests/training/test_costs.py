@@ -54,7 +54,7 @@ LAYERS = {"model__layers": 8, "train__loss_chunk": 64}
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_operations_are_those_of_a_step(tiny: Config, store: TokenStore, kind: str) -> None:
-    config = change(tiny, train__batch_size=4, train__micro_batch=2, **KINDS[kind])
+    config = change(tiny, **KINDS[kind])
     state = start(config)
     with FlopCounterMode(display=False) as counter:
         train_step(state, 1e-3)
@@ -80,7 +80,7 @@ def test_an_adaptive_output_counts_by_the_shares_of_its_tails(tiny: Config, stor
 def sized(tiny: Config) -> Config:
     """Large enough for tensors to take more than what is around them."""
     sizes = {"model__dim": 64, "model__layers": 4, "model__context": 64, "train__batch_size": 8}
-    return change(tiny, **sizes, train__micro_batch=8, train__precision="fp32")
+    return change(tiny, **sizes, train__micro_batch=8)
 
 
 @pytest.fixture(scope="module")

@@ -138,7 +138,7 @@ def test_a_run_resumes_with_any_number_of_processes(
         assert [rank[:2] for rank in found] == [expected] * size
         assert expected[1] in verified_steps(tmp_path / "chain")
     assert_close_runs(tmp_path / "single", tmp_path / "chain")
-    assert logged(tmp_path / "chain") != logged(tmp_path / "single")  # else nothing was summed in another order
+    assert logged(tmp_path / "chain") != logged(tmp_path / "single")  # otherwise nothing was summed in another order
 
 
 def test_a_sharded_run_equals_a_single_process(tiny: Config, base: Path, tmp_path: Path) -> None:
@@ -279,7 +279,9 @@ def test_auto_shards_what_is_too_large_and_can_be_sharded(tiny: Config, monkeypa
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_one_process_over_nccl(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_one_process_over_nccl_trains_like_one_without_a_group(
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     # Samples long enough that their steps are captured as a CUDA graph, beside NCCL.
     config = change(tiny, **SHORT, train__device="cuda", train__parallel=kind, train__sample_tokens=WARM_UP + 4)
     run(config, tmp_path / "single")

@@ -25,7 +25,7 @@ from lmtrain.training.parallel import check_agreement
 from lmtrain.training.saving import CheckpointSaver
 from lmtrain.training.train_state import TrainState, snapshot
 from tests.helpers import TINY, Child
-from tests.training.helpers import CIRCUMSTANCES, change, last_hash, run, run_state, start, verified_steps
+from tests.training.helpers import CIRCUMSTANCES, change, full_disk, last_hash, run, run_state, start, verified_steps
 from tests.training.ranks import together, train_ranks
 
 
@@ -75,7 +75,7 @@ def test_a_failed_save_of_one_process_leaves_the_previous_checkpoint(
             if processes.rank == victim and path.name.startswith("ema"):
                 if killed:
                     os.kill(os.getpid(), signal.SIGKILL)
-                raise OSError(28, "No space left on device")
+                full_disk(path, data)
             write(path, data)
 
         state = start(change(tiny, train__parallel="fsdp"), processes)
@@ -109,7 +109,7 @@ def test_if_the_last_checkpoint_cannot_be_written_all_end(
     def work(processes: ProcessGroup) -> None:
         def full(path: Path, data: Any) -> None:
             if processes.rank == victim and "step-00000003" in str(path):
-                raise OSError(28, "No space left on device")
+                full_disk(path, data)
             write(path, data)
 
         monkeypatch.setattr(disk, "write", full)

@@ -43,7 +43,7 @@ RESOURCES: dict[str, Any] = {
 }
 
 
-def begun(config: Config, store: TokenStore, run_dir: Path) -> checkpoint.Checkpoint:
+def begun(config: Config, run_dir: Path) -> checkpoint.Checkpoint:
     """The only checkpoint of a new run, without a schedule."""
     run_folder.create_run(run_dir, config)
     tensors, manifest = snapshot(start(config), None, **CIRCUMSTANCES)
@@ -51,7 +51,7 @@ def begun(config: Config, store: TokenStore, run_dir: Path) -> checkpoint.Checkp
 
 
 def test_a_changed_field_of_the_identity_is_rejected_by_name(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
-    found = begun(tiny, store, tmp_path)
+    found = begun(tiny, tmp_path)
     for name, value in IDENTITY.items():
         changed, field = change(tiny, **{name: value}), name.replace("__", ".")
         with pytest.raises(LmtrainError) as rejection:
@@ -94,7 +94,8 @@ def test_a_changed_word_of_the_text_is_rejected(tmp_path: Path, kind: str, word:
         text.write_text(content)
         return prepare_store(config)
 
-    found = begun(config, store_of(TEXT), run_dir)
+    text.write_text(TEXT)
+    found = begun(config, run_dir)
     place = TEXT.index("rat", 400)
     with pytest.raises(LmtrainError, match=f"the {message} is not the one"):
         check_same_run(config, store_of(TEXT[:place] + word + TEXT[place + 3 :]), run_dir, found)

@@ -28,7 +28,7 @@ from lmtrain.training.optimizers import optimizer_tensors, update_ema
 from lmtrain.training.saving import CheckpointSaver
 from lmtrain.training.train_state import StepStatistics, TrainState, new_state
 from lmtrain.training.validation import evaluate_step
-from tests.helpers import choices, flip_bit
+from tests.helpers import CPU, Interrupt, choices, flip_bit
 from tests.training.helpers import (
     change,
     last_hash,
@@ -48,8 +48,14 @@ from tests.training.resuming import state_of
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The clock of a run, which the test sets: its `seconds`."""
-    clock = SimpleNamespace(seconds=0.0)
+    """The clock of a run: the `seconds` that have passed. Each step, which is `take`, adds `per_step` of them."""
+    clock = SimpleNamespace(seconds=0.0, per_step=0.0, take=train_step)
+
+    def step(state: TrainState, lr: float) -> None:
+        clock.seconds += clock.per_step
+        clock.take(state, lr)
+
+    monkeypatch.setattr(loop, "train_step", step)
     monkeypatch.setattr("lmtrain.training.meter.time", SimpleNamespace(monotonic=lambda: clock.seconds))
     return clock
 
@@ -109,13 +115,13 @@ def test_divergence_stops_the_run_and_leaves_a_good_checkpoint(
 
     monkeypatch.setattr(loop, "train_step", diverge)
     with pytest.raises(LmtrainError, match=r"diverged: 20 steps in a row up to step 26 were.*lower train\.lr"):
-        run(change(tiny, train__steps=60, train__eval_steps=5, train__log_steps=1000), tmp_path)
+        run(change(tiny, train__steps=60, train__log_steps=1000), tmp_path)
     loaded = checkpoint.load(run_checkpoints.choose(tmp_path, "last"))
     assert all(torch.isfinite(value[...]).all() for group in loaded.tensors.values() for value in group.values())
     assert run_state(tmp_path)["status"] == "failed"
 
 
-def test_early_stopping_and_the_best_checkpoint(
+def test_a_run_stops_early_and_keeps_its_best_checkpoint_and_a_damaged_one_is_replaced(
     tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(loop, "train_step", worsen)
@@ -246,13 +252,9 @@ def test_a_run_whose_state_is_not_that_of_its_end_is_scored_again(
 
 
 def test_a_checkpoint_is_saved_when_save_minutes_have_passed_since_the_last_one(
-    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace
+    tiny: Config, tmp_path: Path, clock: SimpleNamespace
 ) -> None:
-    def step(state: TrainState, lr: float) -> None:
-        clock.seconds += 15.0
-        train_step(state, lr)
-
-    monkeypatch.setattr(loop, "train_step", step)
+    clock.per_step = 15.0
     run(change(tiny, train__eval_steps=7, train__save_minutes=1.0, train__keep=100), tmp_path)
     assert verified_steps(tmp_path) == [5, 7, 12]
 
@@ -267,7 +269,7 @@ def test_validation_shows_bits_per_byte_unless_tokens_are_words(
 
 
 def test_an_interrupted_run_saves_no_step_twice(
-    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupt_after: Callable[[int, int], None]
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupt_after: Interrupt
 ) -> None:
     saved: list[int] = []
     save = CheckpointSaver.save
@@ -277,7 +279,7 @@ def test_an_interrupted_run_saves_no_step_twice(
         save(saver, step, *parts)
 
     monkeypatch.setattr(CheckpointSaver, "save", counted)
-    interrupt_after(3, signal.SIGTERM)
+    interrupt_after(3)
     assert run(change(tiny, train__save_minutes=1e-9), tmp_path)[0].status == "interrupted"
     assert saved == [1, 2, 3]
 
@@ -339,17 +341,13 @@ def test_a_budget_in_time_may_end_while_the_last_checkpoint_is_saved(
     end: tuple[str, int, float],
 ) -> None:
     """After five or four of six seconds. Repeating the command gives the same outcome, and trains nothing."""
+    clock.per_step, clock.take = 1.0, take
     save = CheckpointSaver.save
-
-    def step(state: TrainState, lr: float) -> None:
-        clock.seconds += 1.0
-        take(state, lr)
 
     def slowly(self: CheckpointSaver, step: int, *parts: Any) -> None:
         clock.seconds += 2.0 * (step == end[1])
         save(self, step, *parts)
 
-    monkeypatch.setattr(loop, "train_step", step)
     monkeypatch.setattr(CheckpointSaver, "save", slowly)
     config = change(tiny, train__steps=None, train__max_minutes=0.1, **fields)
     first = run(config, tmp_path)[0]
@@ -364,16 +362,12 @@ def test_evaluations_take_at_most_a_tenth_of_the_time_of_steps_but_for_the_first
     tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace, seconds: float
 ) -> None:
     """In a minute, with steps of a second, against a plain loop."""
-
-    def step(state: TrainState, lr: float) -> None:
-        clock.seconds += 1.0
-        train_step(state, lr)
+    clock.per_step = 1.0
 
     def evaluate(*arguments: Any) -> float:
         clock.seconds += seconds
         return evaluate_step(*arguments)
 
-    monkeypatch.setattr(loop, "train_step", step)
     monkeypatch.setattr(trainer, "evaluate_step", evaluate)
     run(change(tiny, train__steps=None, train__max_minutes=1.0, train__eval_steps=None), tmp_path)
     steps, evaluated, last, reference = 0, 0.0, 0.0, []
@@ -443,7 +437,7 @@ def test_a_step_on_cuda_never_waits_for_the_device(tiny: Config, optimizer: str)
     assert state.statistics.sums[2] == 2  # both steps were taken
 
 
-def test_the_rates_of_a_resumed_run_are_those_since_then(
+def test_the_rates_of_a_resumed_run_are_those_since_it_was_resumed(
     tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace
 ) -> None:
     """Of steps of a second; the third one is followed by a pause and a signal."""
@@ -457,7 +451,7 @@ def test_the_rates_of_a_resumed_run_are_those_since_then(
 
     monkeypatch.setattr(loop, "train_step", step)
     for _ in range(2):
-        run(change(tiny, train__log_steps=2), tmp_path)
+        run(tiny, tmp_path)
     rates = [row["tokens_per_second"] for row in metrics(tmp_path) if row["kind"] == "train" and row["step"] > 3]
     assert len(rates) > 1
     assert rates == pytest.approx([64] * len(rates))
@@ -483,7 +477,7 @@ def test_the_first_step_is_logged(tiny: Config, tmp_path: Path) -> None:
 
 def test_a_step_whose_loss_is_not_finite_is_not_in_the_mean() -> None:
     """Its gradient may be finite nevertheless."""
-    statistics = StepStatistics(torch.device("cpu"))
+    statistics = StepStatistics(CPU)
     for loss in (torch.inf, 2.0):
         statistics.add(torch.tensor(loss), torch.tensor(1.0), torch.tensor(False))
     assert statistics.sums.tolist() == [2.0, 1.0, 1.0]

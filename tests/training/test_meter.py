@@ -12,7 +12,7 @@ from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training.costs import step_flops
 from lmtrain.training.loop import train_step
 from lmtrain.training.meter import Meter
-from tests.training.helpers import change, start
+from tests.training.helpers import start
 
 
 def test_rates_are_per_second_of_training_by_all_processes(
@@ -20,7 +20,7 @@ def test_rates_are_per_second_of_training_by_all_processes(
 ) -> None:
     now = 0.0
     monkeypatch.setattr("lmtrain.training.meter.peak_flops", lambda *_: 1e9)
-    state = dataclasses.replace(start(change(tiny, train__batch_size=4)), processes=ProcessGroup(0, 2))
+    state = dataclasses.replace(start(tiny), processes=ProcessGroup(0, 2))
     meter = Meter(state)
     for steps, seconds in ((3, 2.0), (2, 0.5)):  # the second line covers only its own steps
         for _ in range(steps):

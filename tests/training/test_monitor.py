@@ -35,12 +35,17 @@ def curve(run_dir: Path, tag: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in events(run_dir).Scalars(tag)]
 
 
-def html_of(text: Any) -> str:
-    """What TensorBoard shows of a text."""
+def html_of(run_dir: Path, markdown: str) -> str:
+    """What TensorBoard shows of a text of step 4."""
     from tensorboard.plugin_util import markdown_to_safe_html
 
-    shown: str = markdown_to_safe_html(text.tensor_proto.string_val[0])
-    return shown
+    reports = monitor(run_dir)
+    reports.text(4, "sample", markdown)
+    reports.close()
+    (event,) = events(run_dir).Tensors("sample/text_summary")
+    assert event.step == 4
+    page: str = markdown_to_safe_html(event.tensor_proto.string_val[0])
+    return page
 
 
 def test_metrics_are_written_to_the_file_and_charted(tmp_path: Path) -> None:
@@ -113,13 +118,7 @@ def test_a_truncated_metrics_file_is_cut_at_its_last_complete_line(tmp_path: Pat
 @pytest.mark.filterwarnings("ignore:html5lib:DeprecationWarning")
 def test_text_is_shown_literally(tmp_path: Path) -> None:
     text = "= A <unk> title =\n# not a heading\n1. *x* _y_ @-@ `z` | & &amp; \\ [a](b)\n- <script>é</script>\n===\nend"
-    reports = monitor(tmp_path)
-    reports.text(5, "sample", escape_markdown(text))
-    reports.close()
-    (event,) = events(tmp_path).Tensors("sample/text_summary")
-    assert event.step == 5
-    shown = html_of(event)
-    body = re.fullmatch(r"<p>(.*)</p>", shown, re.DOTALL)
+    body = re.fullmatch(r"<p>(.*)</p>", html_of(tmp_path, escape_markdown(text)), re.DOTALL)
     assert body is not None
     lines = [line.strip() for line in body[1].split("<br>")]
     assert not any(re.search(r"[<>]", line) for line in lines)
@@ -130,13 +129,8 @@ def test_text_is_shown_literally(tmp_path: Path) -> None:
 def test_weights_become_a_table(tmp_path: Path) -> None:
     weights = np.array([[0.1, 0.2, 0.7, 0.0], [1.0, 0.0, 0.0, 0.0]], dtype=np.float32)
     tokens = ["a", "<unk>", "|", "日本\u2028"]
-    reports = monitor(tmp_path)
-    reports.text(4, "pool", table(tokens, weights))
-    reports.close()
-    (event,) = events(tmp_path).Tensors("pool/text_summary")
-    assert event.step == 4
-    shown = html_of(event)
-    rows = [re.findall(r"<t[hd]>(.*?)</t[hd]>", row) for row in shown.split("<tr>")[1:]]
+    page = html_of(tmp_path, table(tokens, weights))
+    rows = [re.findall(r"<t[hd]>(.*?)</t[hd]>", row) for row in page.split("<tr>")[1:]]
     assert [[html.unescape(cell) for cell in row] for row in rows] == [
         ["", "a", "<unk>", "|", "日本\\u2028"],
         ["head 1", "10.0%", "20.0%", "70.0%", "0.0%"],

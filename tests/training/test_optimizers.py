@@ -274,7 +274,7 @@ def test_state_is_restored_and_other_state_is_rejected(tiny: Config) -> None:
 
 
 def test_muon_overfits_a_batch_at_a_learning_rate_of_adamw(tiny: Config) -> None:
-    """It overfits one batch at a learning rate of AdamW's, with updates of the size of AdamW's."""
+    """With updates of the size of AdamW's."""
     config = change(tiny, train__optimizer="muon", train__precision="bf16", train__weight_decay=0)
     state = start(without_dropout(config))
     hidden = state.model.hidden_matrices()

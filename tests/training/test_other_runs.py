@@ -2,8 +2,6 @@
 as a teacher."""
 
 import shutil
-import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from lmtrain.storage import run_checkpoints
 from lmtrain.training import train_state
 from lmtrain.training.other_runs import check_other_runs, initial_weights
 from lmtrain.training.train_state import new_state
-from tests.helpers import Lmtrain, flip_bit
+from tests.helpers import Interrupt, Lmtrain, flip_bit
 from tests.training.helpers import change, last_hash, run
 
 
@@ -59,12 +57,12 @@ def test_a_run_that_learns_nothing_has_the_score_of_its_base(
 
 
 def test_a_resumed_run_does_not_need_its_base(
-    continued: Config, store: TokenStore, base: Path, tmp_path: Path, interrupt_after: Callable[[int, int], None]
+    continued: Config, store: TokenStore, base: Path, tmp_path: Path, interrupt_after: Interrupt
 ) -> None:
     shutil.copytree(base, tmp_path / "base")
     config = change(continued, train__init_from=str(tmp_path / "base"))
     run(config, tmp_path / "whole")
-    interrupt_after(5, signal.SIGTERM)
+    interrupt_after(5)
     assert run(config, tmp_path / "parts")[0].status == "interrupted"
     shutil.rmtree(tmp_path / "base")
     check_other_runs(config, store, tmp_path / "parts")
@@ -151,7 +149,7 @@ def test_a_damaged_base_is_rejected(continued: Config, base: Path, tmp_path: Pat
         run(change(continued, train__init_from=str(tmp_path / "base")), tmp_path / "run")
 
 
-def test_the_command_on_a_text_of_ones_own(lmtrain: Lmtrain, workdir: Path) -> None:
+def test_a_run_on_own_text_starts_from_another_run_with_its_tokenizer(lmtrain: Lmtrain, workdir: Path) -> None:
     base = next((workdir / "runs").iterdir())
     (workdir / "own.txt").write_text("".join(f"The river {number} ran past the town\n" for number in range(200)))
     given = ["train", "-c", str(base / "config.yaml"), "data.source=own.txt", "run.name=own", f"train.init_from={base}"]
@@ -164,8 +162,7 @@ def test_the_command_on_a_text_of_ones_own(lmtrain: Lmtrain, workdir: Path) -> N
     assert f"starting from the weights of {base}" in done.err
     assert (workdir / "runs/own/tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
     shutil.rmtree(base)
-    scored = lmtrain("eval", "--run", "runs/own")
-    assert scored.code == 0, scored.err
+    assert lmtrain("eval", "--run", "runs/own").code == 0
 
 
 def test_the_name_of_a_run_instead_of_its_path_gets_its_path(

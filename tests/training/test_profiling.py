@@ -25,7 +25,7 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiling, "STEPS", STEPS)
 
 
-def test_parts_operators_and_a_trace(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
+def test_a_profile_has_parts_operators_and_a_trace(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
     result = profile_steps(tiny, store, tmp_path / "new" / "profile")
     parts = result["parts"]
     assert list(parts) == [*PARTS, "rest"]

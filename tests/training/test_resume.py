@@ -26,7 +26,7 @@ from lmtrain.training import loop, train_state, validation
 from lmtrain.training.checkpoint_info import SavedCounters
 from lmtrain.training.loop import train_step
 from lmtrain.training.train_state import TrainState, restore
-from tests.helpers import Child, compiles, flip_bit, messages
+from tests.helpers import Child, Interrupt, compiles, flip_bit, messages
 from tests.training.helpers import LOGGED, OUT_OF_MEMORY, change, curves, full_disk, last_hash, logged, run, worsen
 from tests.training.resuming import BATCH, MATRIX, SMALL, Reference, begin, copied_for_every_kill, departures, refer
 
@@ -39,7 +39,7 @@ ITEMS = (
     "ema/embedding.weight",
     *(f"counters/{name}" for name in FRESH),
 )
-"""Of the state of a training."""
+"""The items of the state of training."""
 
 
 @pytest.mark.parametrize("variant", MATRIX)
@@ -290,13 +290,12 @@ def test_out_of_memory_is_not_called_a_checkpoint_that_does_not_fit(
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_resume_on_cuda_gives_the_same_bits(
-    tiny: Config, tmp_path: Path, interrupt_after: Callable[[int, int], None], precision: str
+    tiny: Config, tmp_path: Path, interrupt_after: Interrupt, precision: str
 ) -> None:
     config = change(tiny, train__device="cuda", train__precision=precision)
     run(config, tmp_path / "whole")
-    interrupt_after(7, signal.SIGTERM)
+    interrupt_after(7)
     run(config, tmp_path / "parts")
-    interrupt_after(1000, signal.SIGTERM)
     run(config, tmp_path / "parts")
     assert last_hash(tmp_path / "whole") == last_hash(tmp_path / "parts")
 
@@ -313,14 +312,14 @@ def test_another_number_of_threads_is_reported(tiny: Config, tmp_path: Path, mon
 
 
 def test_a_run_that_is_resumed_between_two_shares_is_evaluated_at_the_same_steps(
-    little: Config, tmp_path: Path, interrupt_after: Callable[[int, int], None]
+    little: Config, tmp_path: Path, interrupt_after: Interrupt
 ) -> None:
     """An evaluation costs 7 steps and a share has 5: the second comes at step 14, in the share that began before."""
     fields: dict[str, Any] = {"train__steps": 100, "train__eval_steps": None, "train__eval_tokens": 130}
     fields |= {"train__patience": 2, "train__lr": 1e-9, "train__sample_prompts": []}
     config = change(little, **LOGGED | fields)
     run(config, tmp_path / "whole")
-    interrupt_after(13, signal.SIGTERM)
+    interrupt_after(13)
     for _ in range(2):
         run(config, tmp_path / "run")
     assert logged(tmp_path / "run") == logged(tmp_path / "whole")

@@ -21,7 +21,8 @@ from lmtrain.storage import run_folder
 from lmtrain.system import disk
 from lmtrain.training import loop, validation
 from lmtrain.training.monitor import RunMonitor
-from tests.helpers import TINY, Child, contents, default_interrupts
+from tests.helpers import TINY, Child, Interrupt, contents, default_interrupts
+from tests.storage.crash_states import CALLS
 from tests.training.helpers import change, last_hash, logged, run, run_state, verified_steps, worsen
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -58,7 +59,7 @@ def observed(heard: Callable[[str], None]) -> Iterator[None]:
         patch.setattr(validation, "evaluate", evaluated)
         patch.setattr(loop, "train_step", reporting("step", loop.train_step))
         patch.setattr(RunMonitor, "record", reporting("log", RunMonitor.record))
-        for name in ("make_folder", "write", "sync", "rename", "remove"):
+        for name in CALLS:
             patch.setattr(disk, name, reporting("disk", getattr(disk, name)))
         yield
 
@@ -134,22 +135,19 @@ def train_and_send(data_dir: Path, log: Path, *sent: Any) -> tuple[int, str]:
     return Child(work, log).end(), log.read_text()
 
 
-def test_one_signal_saves_and_a_second_ctrl_c_ends_the_process_at_once(
-    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_signal_saves_and_a_second_ctrl_c_ends_the_process_at_once(tiny: Config, folder: Path) -> None:
     """In a save, in a step and in an evaluation; the checkpoints are good, and resume to the same end."""
-    monkeypatch.chdir(tmp_path)
     config = change(tiny, **SLOW)
-    run(config, tmp_path / "whole")
-    run_dir = tmp_path / "runs" / "sample"
-    code, printed = train_and_send(tiny.data.dir, tmp_path / "log", "disk", 15, signal.SIGUSR1)
+    run(config, folder / "whole")
+    run_dir = folder / "runs" / "sample"
+    code, printed = train_and_send(tiny.data.dir, folder / "log", "disk", 15, signal.SIGUSR1)
     assert code == 130, printed
     assert re.search(r"interrupted at step \d; .*: rerun the same command to resume\n", printed)
     found = run_state(run_dir)
     assert (found["status"], found["signal"]) == ("interrupted", "SIGUSR1")
     assert verified_steps(run_dir)[-1] == found["step"]
     for kind, count in (("step", 2), ("batch", 30)):
-        code, text = train_and_send(tiny.data.dir, tmp_path / "log", kind, count, *[signal.SIGINT] * 3)
+        code, text = train_and_send(tiny.data.dir, folder / "log", kind, count, *[signal.SIGINT] * 3)
         assert text.count("lmtrain: stopping: saving a checkpoint (Ctrl-C again ends at once, without saving)\n") == 1
         printed += text
         assert code == 130, text
@@ -158,7 +156,7 @@ def test_one_signal_saves_and_a_second_ctrl_c_ends_the_process_at_once(
     assert "Traceback" not in printed
     assert "Exception" not in printed
     assert run(config, run_dir)[0].status == "finished"
-    assert last_hash(run_dir) == last_hash(tmp_path / "whole")
+    assert last_hash(run_dir) == last_hash(folder / "whole")
 
 
 def read_until(process: "subprocess.Popen[str]", wanted: str, times: int) -> str:
@@ -218,7 +216,7 @@ def test_signals_before_training_end_the_process(
     assert only == signal.SIGTERM or not list(tmp_path.rglob(".tmp-*"))
 
 
-def test_ctrl_c_ends_a_program_that_trains(workdir: Path, interrupt_after: Callable[[int, int], None]) -> None:
+def test_ctrl_c_ends_a_program_that_trains(workdir: Path, interrupt_after: Interrupt) -> None:
     interrupt_after(2, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         lmtrain.train("run.name=stopped", config=lmtrain.load("sample").config, quiet=True)

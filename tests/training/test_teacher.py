@@ -3,8 +3,6 @@
 import hashlib
 import json
 import shutil
-import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from lmtrain.model.objective import Objective
 from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.training.loop import train_step
 from lmtrain.training.other_runs import load_teacher
-from tests.helpers import CPU
+from tests.helpers import CPU, Interrupt
 from tests.training.helpers import change, last_hash, metrics, run, start, without_dropout
 
 WORDS = 40
@@ -98,14 +96,14 @@ def test_a_student_comes_closer_to_its_teacher_than_a_model_trained_on_the_text(
 
 
 def test_a_run_resumes_with_its_own_teacher_wherever_it_is_and_with_no_other(
-    tiny: Config, base: Path, tmp_path: Path, interrupt_after: Callable[[int, int], None]
+    tiny: Config, base: Path, tmp_path: Path, interrupt_after: Interrupt
 ) -> None:
     config = change(tiny, train__teacher=str(tmp_path / "teacher"))
     shutil.copytree(base, tmp_path / "teacher")
     run(config, tmp_path / "whole")
     steps = [row for row in metrics(tmp_path / "whole") if row["kind"] == "train"]
     assert {"loss" in row: "perplexity" in row for row in steps} == {True: False}, "the mixed loss has none"
-    interrupt_after(5, signal.SIGTERM)
+    interrupt_after(5)
     run(config, tmp_path / "student")
     other_teacher = r"has learned from another teacher, or an earlier checkpoint of it: choose"
     with pytest.raises(LmtrainError, match=other_teacher):

@@ -45,8 +45,8 @@ def layered(kinds: tuple[str, ...]) -> dict[str, object]:
 def test_a_short_run_learns_and_generates(
     tiny: Config, store: TokenStore, tmp_path: Path, fields: dict[str, object]
 ) -> None:
-    batch = 128 if fields.get("model__mode") == "windowed" else 32  # one target per window
-    stride = None if fields.get("model__mode") == "windowed" else 16  # no overlap, as for the untrained model
+    windowed = fields.get("model__mode") == "windowed"  # one target per window
+    batch, stride = (128, None) if windowed else (32, 16)  # no overlap, as for the untrained model
     config = change(without_dropout(tiny), train__batch_size=batch, eval__stride=stride, **LEARNING, **SIZES, **fields)
     outcome, _ = run(config, tmp_path / "run")
     assert outcome.score is not None
