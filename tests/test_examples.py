@@ -43,7 +43,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(("pooling", "name"), [("residual", "largest"), ("queries", "largest-queries")])
-def test_largest(run: Any, pooling: str, name: str) -> None:
+def test_largest_learns_to_point_and_to_regress(run: Any, pooling: str, name: str) -> None:
     results = run(largest, "--steps", "50", "--pooling", pooling)
     assert 0 < results["chance_accuracy"] < 0.1
     assert results["pointing_accuracy"] > 0.7
@@ -58,13 +58,13 @@ def test_largest_of_plain_blocks(run: Any) -> None:
     assert Path(results["picture"]).stem == "largest-plain"
 
 
-def test_positions(run: Any) -> None:
+def test_positions_deviate_by_rounding_only(run: Any) -> None:
     deviations = [value for name, value in run(positions).items() if name.endswith("_deviation")]
     assert len(deviations) == 7
     assert all(0 <= deviation < 1e-5 for deviation in deviations)
 
 
-def test_patterns(run: Any) -> None:
+def test_patterns_have_the_shares_of_their_definitions(run: Any) -> None:
     rows = {row["pattern"]: (row["share"], row["share_causal"]) for row in run(patterns)["rows"]}
     pairs = 32 * 32
     assert rows["full"] == (1, 32 * 33 / 2 / pairs)
@@ -78,7 +78,7 @@ def test_patterns(run: Any) -> None:
 
 
 @pytest.mark.parametrize("decoding", ["autoregressive", "parallel", "parallel-fixed"])
-def test_sequences(run: Any, decoding: str) -> None:
+def test_sequences_learn_and_report(run: Any, decoding: str) -> None:
     results = run(sequences, "--decoding", decoding, "--steps", "8", UNSEEN=32)
     assert results["last_loss"] < 0.95 * results["first_loss"]
     assert Path(results["picture"]).name == f"sequences-reverse-{decoding}.png"
@@ -106,7 +106,7 @@ def test_sequences_are_reversed_and_counted_whole(monkeypatch: pytest.MonkeyPatc
     assert sequences.exact_match(Mock(), some) == 0.25
 
 
-def test_alignments(run: Any) -> None:
+def test_alignments_learn_and_report(run: Any) -> None:
     """One step is not enough for 99 %; any share is at least 0 %, so the first evaluation is enough for that."""
     assert alignments.learn(Seq2Seq(sequences.CONFIG), 0.0, 1, alignments.copies(4))["steps_to_99"] is None
     rows = run(alignments, "--steps", "5", UNSEEN=4, EVERY=3, ENOUGH=0.0)["rows"]
@@ -131,7 +131,7 @@ def test_no_unseen_sequence_is_trained_on(run: Any, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("arguments", [("--copy", "on", "--sampling", "0.25"), ("--copy", "off")])
-def test_facts(run: Any, arguments: tuple[str, ...]) -> None:
+def test_facts_learn_and_report(run: Any, arguments: tuple[str, ...]) -> None:
     results = run(facts, "--steps", "12", *arguments, PAIRS=64, UNSEEN=4)
     ending = "copy-on-sampling-0.25" if "on" in arguments else "copy-off"
     assert Path(results["picture"]).name == f"facts-{ending}.png"

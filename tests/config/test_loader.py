@@ -183,7 +183,7 @@ def test_overrides_are_single_values() -> None:
 
 
 @pytest.mark.parametrize(("text", "dim"), [("0100", 100), ("010", 10), ("0x40", 64), ("0o100", 64), ("+64", 64)])
-def test_a_leading_zero_is_no_octal_number(text: str, dim: int, tmp_path: Path) -> None:
+def test_a_leading_zero_does_not_make_a_number_octal_but_a_prefix_does(text: str, dim: int, tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(f"model: {{dim: {text}, heads: 1}}")
     assert config.load(path, [], {}).model.dim == dim
@@ -193,12 +193,10 @@ def test_a_leading_zero_is_no_octal_number(text: str, dim: int, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.dim=wide", "model.dim='wide'"),
         ("model.dim=0", "model.dim=0: should be greater than or equal to 1$"),
         ("model.dim=2000000", "should be less than or equal to 1048576$"),
         ("model.dim=null", "model.dim=None: should be a valid integer$"),
         ("model.dim=1.5", "model.dim=1.5: should be a valid integer, got a number with a fractional part$"),
-        ("model.heads=3", "model.dim=256 can't be divided among model.heads=3"),
         ("model.heads=256", "needs an even width per head"),
         ("model.dropout=1", "model.dropout=1: should be less than 1$"),
         ("model.copy=maybe", "model.copy='maybe': should be a valid boolean"),
@@ -219,10 +217,8 @@ def test_a_leading_zero_is_no_octal_number(text: str, dim: int, tmp_path: Path) 
         ("model.output_cutoffs=[true, 5]", r"model.output_cutoffs=\[True, 5\]: a number is needed"),
         ("train.lr=.inf", "train.lr='.inf': should be a valid number"),
         ("train.micro_batch=5", "can't be divided into train.micro_batch=5"),
-        ("eval.stride=500", "eval.stride=500 is longer than model.context=128"),
         ("tokenizer.kind=words", "tokenizer.kind='words': should be 'auto', 'word', 'bpe' or 'byte'$"),
         ("run.name=../escape", "run.name"),
-        ("dim=5", "section.field"),
         ("model.dim", "not of the form"),
         ("configs/a.yaml", "section.field=value; .* a configuration file after -c$"),
         ("train=5", "section.field=value, or .*; `lmtrain train --fields train` lists the fields of train$"),
@@ -315,7 +311,7 @@ def test_a_bad_file_is_named(tmp_path: Path, content: bytes, message: str) -> No
     assert len(str(caught.value)) < 2_000
 
 
-def test_missing_file_and_empty_file(tmp_path: Path) -> None:
+def test_a_missing_file_is_named_and_an_empty_one_has_the_defaults(tmp_path: Path) -> None:
     with pytest.raises(LmtrainError, match="does not exist"):
         config.load(tmp_path / "none.yaml", environment={})
     with pytest.raises(LmtrainError, match=r"can't be read: it is not a regular file$"):

@@ -10,7 +10,7 @@ from lmtrain.errors import UsageError
 from tests.helpers import Lmtrain
 
 
-def test_every_alias_means_one_field_and_is_none_itself() -> None:
+def test_every_alias_means_one_field_and_is_not_itself_a_field() -> None:
     known = flat(Config())
     aliases = [alias for names in ALIASES.values() for alias in names.split()]
     assert known.keys() >= ALIASES.keys()
@@ -77,7 +77,7 @@ def test_an_option_that_means_no_field_of_the_command_is_only_rejected(command: 
     assert rejected.err.splitlines()[-1].startswith(f"Error: No such option: {command[1]}")
 
 
-def test_a_field_without_its_section_is_no_source(lmtrain: Lmtrain) -> None:
+def test_a_field_without_its_section_is_not_a_source(lmtrain: Lmtrain) -> None:
     for command in ("train", "tokenize", "download"):
         rejected = lmtrain(command, "lr=3e-4")
         assert rejected.code == 2

@@ -5,12 +5,13 @@ import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from lmtrain.data.tokenizer import Tokenizer
-from tests.data.helpers import LINES
+from tests.data.helpers import LINES, write
 
 TEXT = [*LINES, "It 's 1,234 cats; doesn't the CAT sit?  Two  spaces", "The river ran past the old mill."] * 3
 LLAMA3_SPLIT = (
@@ -128,13 +129,17 @@ def published(name: str) -> str:
     return str(SHAPES[name][0]().to_str())
 
 
+def tokenizer_of(folder: Path, document: Any, eos_token: str | None = None) -> Tokenizer:
+    """The tokenizer that is read from a tokenizer.json with this text, or of this document."""
+    text = document if isinstance(document, str) else json.dumps(document)
+    return Tokenizer.load(write(folder / "tokenizer.json", text), eos_token)
+
+
 @cache
 def as_given(name: str) -> Tokenizer:
-    """The tokenizer that lmtrain makes of it."""
+    """The tokenizer that lmtrain makes of a shape."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "tokenizer.json"
-        path.write_text(published(name))
-        return Tokenizer.load(path)
+        return tokenizer_of(Path(folder), published(name))
 
 
 @cache

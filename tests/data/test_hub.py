@@ -226,7 +226,7 @@ def test_compressed_json_csv_and_text_give_the_same_lines(hub: Hub, online: Clie
         ({"train.jsonl": b'{"text": "a"}\n{"text": null}\n'}, "own/wrong, train, row 2, has nothing (null) in 'text'"),
     ],
 )
-def test_a_dataset_that_cannot_be_used(hub: Hub, online: Client, files: dict[str, bytes], message: str) -> None:
+def test_an_unusable_dataset_is_named(hub: Hub, online: Client, files: dict[str, bytes], message: str) -> None:
     hub.repositories["own/wrong"] = Repository(files, commit=sha1(repr(files).encode()).hexdigest())
     assert message in online("own/wrong")
 
@@ -257,7 +257,7 @@ def test_only_the_files_of_the_chosen_subset_are_read(hub: Hub, online: Client, 
         assert lines(found) == {"train": 38, "valid": 2}
 
 
-def test_a_dataset_that_cannot_be_downloaded(hub: Hub, online: Client, offline: Client) -> None:
+def test_a_dataset_that_cannot_be_downloaded_is_named(hub: Hub, online: Client, offline: Client) -> None:
     assert "dataset own/nosuch is not on the hub" in online("own/nosuch")
     assert "own..x/a can't be the name of a dataset" in online("own..x/a")
     for status, code, message in (

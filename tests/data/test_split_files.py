@@ -79,7 +79,7 @@ def found(folder: Path) -> tuple[dict[str, str], list[str]]:
         ),
     ],
 )
-def test_names_of_splits(tmp_path: Path, names: str, splits: dict[str, str]) -> None:
+def test_files_belong_to_the_splits_that_their_names_say(tmp_path: Path, names: str, splits: dict[str, str]) -> None:
     fill(tmp_path, names)
     assert found(tmp_path) == (dict(sorted(splits.items())), [])
 
@@ -130,7 +130,7 @@ def test_an_empty_file_is_named(tmp_path: Path) -> None:
     assert found(tmp_path) == ({"train": "a.txt b.txt"}, [f"empty in {tmp_path}: a.txt"])
 
 
-def test_a_second_name_of_a_file_is_no_second_text(tmp_path: Path) -> None:
+def test_a_second_name_of_a_file_is_not_a_second_text(tmp_path: Path) -> None:
     fill(tmp_path, "a.txt sub/c.txt")
     (tmp_path / "b.txt").symlink_to("a.txt")
     (tmp_path / "sub" / "above").symlink_to(tmp_path)

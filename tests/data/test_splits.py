@@ -78,7 +78,7 @@ LONG = [f"w{number:03}" for number in range(400)]
     ids=["one-line", "tabs", "few-lines", "one-line-that-is-most-of-the-text", "one-that-is-a-seventh"],
 )
 def test_long_lines_are_cut_between_words(tmp_path: Path, lines: list[str], train: int, notes: list[str]) -> None:
-    counts = cut_split(tmp_path, ((line, False) for line in lines), SPLITS, "the text")
+    counts = cut(tmp_path, ((line, False) for line in lines))
     text = {split: (tmp_path / f"{split}.txt").read_text() for split in SPLITS}
     assert [text[split].split() for split in SPLITS] == [LONG[:train], LONG[train : train + 20], LONG[train + 20 :]]
     assert [text["valid"].count("\n"), text["test"].count("\n")] == [1, 1]

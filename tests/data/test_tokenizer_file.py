@@ -16,6 +16,7 @@ from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.errors import LmtrainError
 from tests.data.helpers import CONFIGS, KINDS, LINES, TRAINED
+from tests.data.published import tokenizer_of
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -47,8 +48,7 @@ def test_a_file_from_before_there_was_the_field_is_read(kind: Kind, tmp_path: Pa
     document = json.loads(TRAINED[kind]._content)
     del document["model"]["lmtrain"]
     content = json.dumps(document)
-    (tmp_path / "tokenizer.json").write_text(content)
-    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+    loaded = tokenizer_of(tmp_path, content)
     assert (loaded.kind, loaded.sha256) == (kind, hashlib.sha256(content.encode()).hexdigest())
     assert loaded.encode_pieces(LINES) == TRAINED[kind].encode_pieces(LINES)
 
@@ -120,10 +120,8 @@ def _merges(document: dict[str, Any], more: list[Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(("kind", "spoil"), [pytest.param(k, spoil, id=name) for name, k, spoil in _damaged()])
 def test_load_rejects_what_cannot_be_a_tokenizer(kind: Kind, spoil: Any, tmp_path: Path) -> None:
     document = spoil(json.loads(TRAINED[kind]._content))
-    path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps(document))
     with pytest.raises(LmtrainError, match=r"damaged|too large"):
-        Tokenizer.load(path)
+        tokenizer_of(tmp_path, document)
 
 
 def test_load_rejects_missing_files_folders_and_pipes(tmp_path: Path) -> None:

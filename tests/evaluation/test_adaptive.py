@@ -50,15 +50,8 @@ def tiny_model(
 ) -> LanguageModel:
     """Predictions far from uniform, so that every mistake is large, in float64, so that none is rounding."""
     torch.manual_seed(0)
-    fields: dict[str, object] = {
-        "context": CONTEXT,
-        "dim": 16,
-        "embed_dim": 8,
-        "layers": 1,
-        "heads": 2,
-        "tie_embeddings": tied,
-    }
-    fields |= {"mode": mode, "copy": copying, "output": output}
+    fields: dict[str, object] = {"context": CONTEXT, "dim": 16, "embed_dim": 8, "layers": 1, "heads": 2}
+    fields |= {"tie_embeddings": tied, "mode": mode, "copy": copying, "output": output}
     fields |= {"output_cutoffs": (3, 7)} if output == "adaptive" else {}
     model = build_model(ModelConfig.model_validate(fields), VOCABULARY).double().eval()
     with torch.no_grad():

@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerFast
 from yaml import safe_load
 
 from lmtrain.config.loader import load
-from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Score
@@ -23,20 +22,12 @@ from lmtrain.export.model_card import model_card
 from lmtrain.model.trained import trained_weights
 from lmtrain.storage import run_folder
 from tests.data.helpers import KINDS, LINES, TRAINED
-from tests.data.published import SHAPES, as_given, published
+from tests.data.published import SHAPES, as_given, published, tokenizer_of
 from tests.export.runs import CONTEXT, stored_run
 from tests.helpers import Lmtrain, contents, flip_bit
 
-FILES = {
-    "README.md",
-    "config.json",
-    "generation_config.json",
-    "manifest.json",
-    "model.safetensors",
-    "modeling_lmtrain.py",
-    "tokenizer.json",
-    "tokenizer_config.json",
-}
+FILES = {"README.md", "manifest.json", "model.safetensors", "modeling_lmtrain.py"}
+FILES |= {f"{name}.json" for name in ("config", "generation_config", "tokenizer", "tokenizer_config")}
 TEXTS = ["", "the cat", "\n", "\n\n the  cat \n\n\n", "  sat on\tthe mat\n", "".join(f"{line}\n" for line in LINES)]
 
 
@@ -78,9 +69,8 @@ def test_a_published_tokenizer_encodes_a_line_as_before(tmp_path: Path, name: st
 
 def test_special_tokens_that_are_not_printable_keep_their_ids(tmp_path: Path) -> None:
     """Messages escape them."""
-    file, eos, unk = tmp_path / "tokenizer.json", "<e\N{ZERO WIDTH SPACE}os>", "<u\N{ZERO WIDTH SPACE}nk>"
-    file.write_text(published("words").replace("[EOS]", eos).replace("[UNK]", unk))
-    ours = Tokenizer.load(file, eos)
+    eos, unk = "<e\N{ZERO WIDTH SPACE}os>", "<u\N{ZERO WIDTH SPACE}nk>"
+    ours = tokenizer_of(tmp_path, published("words").replace("[EOS]", eos).replace("[UNK]", unk), eos)
     export(stored_run(tmp_path / "run", ours), tmp_path / "hf", None, "auto")
     theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path / "hf")
     assert ours.unk_id is not None
@@ -210,8 +200,7 @@ def test_what_cannot_be_exported_is_rejected(lmtrain: Lmtrain, tmp_path: Path) -
 def test_the_dropout_of_a_tokenizer_is_not_exported(tmp_path: Path) -> None:
     document = json.loads(published("gpt2"))
     document["model"]["dropout"] = 0.5
-    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
-    ours, text = Tokenizer.load(tmp_path / "tokenizer.json"), "the cat sat on the mat and the dog"
+    ours, text = tokenizer_of(tmp_path, document), "the cat sat on the mat and the dog"
     export(stored_run(tmp_path / "run", ours), tmp_path / "hf", None, "auto")
     theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path / "hf")
     assert all(theirs(text)["input_ids"] == ours.encode(text) for _ in range(9))

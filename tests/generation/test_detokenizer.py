@@ -26,6 +26,7 @@ SENTENCES = {
     '" one\n" two "': '"one\n"two"',
     "x = = y": "x = = y",
     "ends with a space \nnext": "ends with a space\nnext",
+    "« one » at 5 ° , YOU 'LL and you \u2019 LL": "«one» at 5°, YOU'LL and you\u2019LL",
 }
 PLAIN = [
     'He said, "well (yes)" \u2013 it\'s 1,000.5% of "x".',
@@ -82,7 +83,3 @@ def test_a_space_waits_for_the_word_after_it() -> None:
     assert detokenizer.feed(" and ") == " and"
     assert detokenizer.pause() == " "
     assert detokenizer.feed("so") == "so"
-
-
-def test_rare_marks_are_attached_as_in_print() -> None:
-    assert Detokenizer().feed("« one » at 5 ° , YOU 'LL and you \u2019 LL") == "«one» at 5°, YOU'LL and you\u2019LL"

@@ -22,8 +22,11 @@ def test_a_prompt_a_line(tmp_path: Path) -> None:
 
 def test_json_lines_have_a_prompt_and_may_have_an_id(tmp_path: Path) -> None:
     path = tmp_path / "some.JSONL"
-    path.write_text('{"prompt": "a\\r\\nb\\r", "id": "x"}\n\n{"prompt": "", "more": null}\n{"id": 7, "prompt": "c"}\n')
-    assert read(path) == [("a\nb\n", "x"), ("", 3), ("c", 7)]
+    path.write_text(
+        '{"prompt": "a\\r\\nb\\r", "id": "x"}\n\n{"prompt": "", "more": null}\n{"id": 7, "prompt": "c"}\n'
+        '{"prompt": "d", "id": 0}\n{"prompt": "e", "id": ""}\n'
+    )
+    assert read(path) == [("a\nb\n", "x"), ("", 3), ("c", 7), ("d", 0), ("e", "")]
 
 
 def test_standard_input_has_a_prompt_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +60,7 @@ def test_errors_name_the_line(tmp_path: Path, name: str, content: bytes, message
     assert "\n" not in str(raised.value)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing.txt"):
         with pytest.raises(LmtrainError, match=f"{path.name} can't be read"):
             list(read_prompts(path))
@@ -69,9 +72,3 @@ def test_all_of_standard_input_is_one_prompt() -> None:
     for content, message in ((b"", "no prompt"), (b"\n", "no prompt"), (b"a\xff", "byte 1")):
         with pytest.raises(LmtrainError, match=message):
             read_all(io.BytesIO(content))
-
-
-def test_an_id_may_be_zero_or_empty(tmp_path: Path) -> None:
-    path = tmp_path / "some.jsonl"
-    path.write_text('{"prompt": "a", "id": 0}\n{"prompt": "b", "id": ""}\n')
-    assert read(path) == [("a", 0), ("b", "")]

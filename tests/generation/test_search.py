@@ -99,8 +99,7 @@ def test_ties_go_to_the_lowest_id() -> None:
     assert found.ids == (1, 1, 1)
 
 
-def test_the_smallest_inputs() -> None:
-    """No rows, and a vocabulary of one token."""
+def test_no_rows_and_a_vocabulary_of_one_token_are_searched() -> None:
     model = Toy(1, 0)
     assert sample(torch.empty(0, 1), History([]), model.step, GREEDY) == []
     for sampling in [*NARROW, GREEDY, Options(temperature=2.0, top_k=5, top_p=0.5, min_p=0.5, repetition_penalty=3.0)]:

@@ -105,7 +105,7 @@ CASES["byte"] = CASES["bpe"]
 @pytest.mark.parametrize(
     ("kind", "stop", "text", "expected", "reason"), [(kind, *case) for kind, cases in CASES.items() for case in cases]
 )
-def test_lines_sentences_and_documents(
+def test_texts_end_after_lines_and_sentences_and_before_documents(
     kind: str, stop: StopKind, text: str, expected: str | None, reason: str | None
 ) -> None:
     tokenizer = TOKENIZERS[kind]
@@ -136,7 +136,7 @@ def test_what_a_vocabulary_lacks_ends_nothing() -> None:
     assert ends == {tokenizer.eos_id, tokenizer.encode(".")[0]}
 
 
-def test_where_there_are_no_headings_an_unknown_word_is_none() -> None:
+def test_where_there_are_no_headings_an_unknown_word_is_not_one() -> None:
     plain = Tokenizer.train(["a b"], TokenizerConfig(kind="word"))
     stops = Stops(plain, Options(stop="document"))
     assert plain.unk_id is not None

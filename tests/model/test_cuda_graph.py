@@ -18,6 +18,8 @@ from tests.model.models import PLAIN, VARIANTS, build, tokens
 FIELDS = [*VARIANTS, *PLAIN]
 PACKED = [("fp32", 1e-5), ("bf16", 0.02)]
 """Precisions of packed layers, and how far two orders of the same sums may be apart."""
+Captures = list[set[tuple[int, ...]]]
+"""For each capture, the memory in which the state was found."""
 
 
 def test_capacities_are_few_and_at_most_the_context() -> None:
@@ -28,9 +30,9 @@ def test_capacities_are_few_and_at_most_the_context() -> None:
 
 
 @pytest.fixture
-def captures(monkeypatch: pytest.MonkeyPatch) -> list[set[tuple[int, ...]]]:
-    """A step that is computed, not replayed: for each capture, the memory in which the state was found."""
-    found: list[set[tuple[int, ...]]] = []
+def captures(monkeypatch: pytest.MonkeyPatch) -> Captures:
+    """The captures of a step that is computed, not replayed."""
+    found: Captures = []
     decode_step = LanguageModel.decode_step
 
     def decode_in(model: LanguageModel, state: DecodingState, token_ids: Tensor, kv_len: int) -> Tensor:
@@ -72,9 +74,7 @@ def assert_same_texts(model: LanguageModel, steps: GraphedSteps, text: Tensor, t
 
 
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
-def test_the_captured_step_equals_the_plain_one(
-    fields: dict[str, object], captures: list[set[tuple[int, ...]]]
-) -> None:
+def test_the_captured_step_equals_the_plain_one(fields: dict[str, object], captures: Captures) -> None:
     model = build(**fields)
     assert_same_texts(model, GraphedSteps(model), tokens(3, 45))
     assert [len(memory) for memory in captures] == [1, 1]  # one for three rows, one for two
@@ -94,9 +94,7 @@ def test_the_captured_step_of_packed_layers_equals_the_plain_one(precision: str,
     assert_same_texts(model, GraphedSteps(model), tokens(3, 45), tolerance)
 
 
-def test_a_step_is_captured_again_when_the_capacity_grows(
-    monkeypatch: pytest.MonkeyPatch, captures: list[set[tuple[int, ...]]]
-) -> None:
+def test_a_step_is_captured_again_when_the_capacity_grows(monkeypatch: pytest.MonkeyPatch, captures: Captures) -> None:
     monkeypatch.setattr("lmtrain.model.decoding_state.MIN_CAPACITY", 4)
     model = build(context=24)
     steps = GraphedSteps(model)
@@ -106,9 +104,7 @@ def test_a_step_is_captured_again_when_the_capacity_grows(
     assert [len(memory) for memory in captures] == [1, 1, 1]  # capacities of 4, 16 and 24
 
 
-def test_the_captured_memory_is_referenced_and_another_state_is_captured_again(
-    captures: list[set[tuple[int, ...]]],
-) -> None:
+def test_the_captured_memory_is_referenced_and_another_state_is_captured_again(captures: Captures) -> None:
     model = build()
     steps = GraphedSteps(model)
     _, state = model.start(tokens(2, 5))
@@ -120,7 +116,7 @@ def test_the_captured_memory_is_referenced_and_another_state_is_captured_again(
     assert len(captures) == 2
 
 
-def test_a_capture_is_freed_with_its_steps(captures: list[set[tuple[int, ...]]]) -> None:
+def test_a_capture_is_freed_with_its_steps(captures: Captures) -> None:
     """Not later, by the garbage collector, since it has memory of the GPU."""
     model = build()
     steps = GraphedSteps(model)

@@ -62,10 +62,16 @@ def growing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lmtrain.model.decoding_state.MIN_CAPACITY", 2)
 
 
-every_padding = pytest.mark.parametrize("pads", [(0, 2, 4), (0, 0, 0)], ids=["ragged", "uniform"])
+GLOBAL: list[dict[str, object]] = [{**SIZES, "attention": ["global", kind]} for kind in OWN_CACHE]
+"""Whose global tokens are part of a state's length."""
 
 
-def assert_steps_equal_reencoding(fields: dict[str, object], pads: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("pads", [(0, 2, 4), (0, 0, 0)], ids=["ragged", "uniform"])
+@pytest.mark.parametrize("fields", [*VARIANTS, *PLAIN, *WINDOWED_VARIANTS, *WINDOWED_PLAIN, *GLOBAL], ids=str)
+def test_steps_equal_reencoding_the_window_over_three_contexts(
+    fields: dict[str, object], pads: tuple[int, ...]
+) -> None:
+    """The state of a windowed model is the window, whose memory does not grow."""
     model, text = build(**fields), tokens(3, 45)
     log_probs, state = model.start(text[:, :5], torch.arange(5) >= torch.tensor(pads).unsqueeze(-1))
     order = torch.arange(3)
@@ -75,21 +81,6 @@ def assert_steps_equal_reencoding(fields: dict[str, object], pads: tuple[int, ..
             order = torch.tensor([2, 0, 1])
             state = state.select(order)
         log_probs, state = model.step(state, text[order, t])
-
-
-@every_padding
-@pytest.mark.parametrize("fields", [*VARIANTS, *PLAIN], ids=str)
-def test_steps_equal_reencoding_the_window_over_three_contexts(
-    fields: dict[str, object], pads: tuple[int, ...]
-) -> None:
-    assert_steps_equal_reencoding(fields, pads)
-
-
-@every_padding
-@pytest.mark.parametrize("fields", [*WINDOWED_VARIANTS, *WINDOWED_PLAIN], ids=str)
-def test_windowed_steps_equal_reencoding_the_window(fields: dict[str, object], pads: tuple[int, ...]) -> None:
-    """Their state is the window, whose memory does not grow."""
-    assert_steps_equal_reencoding(fields, pads)
 
 
 @pytest.mark.parametrize("token_shift", [False, True])
@@ -172,9 +163,3 @@ def test_pool_weights_sum_to_one_and_follow_recency(mode: str, query: str) -> No
     assert (weights >= 0).all()
     if query == "recency":  # the first head starts with a slope of 4 nats
         assert weights[0, -1] > 0.9
-
-
-@every_padding
-@pytest.mark.parametrize("kind", OWN_CACHE)
-def test_global_tokens_are_part_of_a_state_s_length(kind: str, pads: tuple[int, ...]) -> None:
-    assert_steps_equal_reencoding({**SIZES, "attention": ["global", kind]}, pads)

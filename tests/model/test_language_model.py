@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmtrain.config.schema import ModelConfig
-from lmtrain.model.build import FINAL_GAIN, build_model, set_output_bias
+from lmtrain.model.build import FINAL_GAIN, set_output_bias
 from lmtrain.nn.blocks import Activation
 from tests.model.models import NORMS, POSITIONS, QUERIES, VOCABULARY, assert_trains, build, hidden, tokens
 
@@ -127,8 +126,7 @@ def test_each_dropout_is_applied_in_all_its_places(
 
 def test_activation_checkpointing_computes_every_block_again() -> None:
     calls: list[int] = []
-    config = ModelConfig(context=12, dim=8, layers=2, heads=2)
-    model = build_model(config, VOCABULARY)
+    model = build().train()
     model.encoder.activation_checkpointing = True
     for block in model.encoder.blocks:
         block.register_forward_pre_hook(lambda *_: calls.append(1))
@@ -137,14 +135,15 @@ def test_activation_checkpointing_computes_every_block_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "name"),
+    ("fields", "name", "std"),
     [
-        ({"attention": "global", "attention_globals": 64}, "encoder.global_tokens"),
-        ({"context": 64, "position": "learned"}, "position.weight"),
+        ({"attention": "global", "attention_globals": 64}, "encoder.global_tokens", 0.5),  # as the scaled embedding
+        ({"context": 64, "position": "learned"}, "position.weight", 0.5),
+        ({"tie_embeddings": False}, "output.weight", 1 / 64),  # as the embedding
     ],
 )
-def test_what_is_added_to_the_embedding_starts_as_large_as_it(fields: dict[str, object], name: str) -> None:
-    assert build(dim=64, **fields).get_parameter(name).std().item() == pytest.approx(0.5, rel=0.1)
+def test_weights_start_at_the_scale_of_the_embedding(fields: dict[str, object], name: str, std: float) -> None:
+    assert build(dim=64, **fields).get_parameter(name).std().item() == pytest.approx(std, rel=0.1)
 
 
 @pytest.mark.parametrize("kind", ["compressed", "linformer", "induced"])
@@ -159,8 +158,3 @@ def test_the_pointer_starts_with_an_eighth_of_the_prediction() -> None:
     copying = build(copy=True).copying
     assert copying is not None
     assert copying.gate(torch.randn(5, 8)).sigmoid().tolist() == [[pytest.approx(1 / (1 + math.exp(2)))]] * 5
-
-
-def test_an_untied_output_layer_starts_at_the_scale_of_the_embedding() -> None:
-    model = build(dim=64, tie_embeddings=False)
-    assert model.get_parameter("output.weight").std().item() == pytest.approx(1 / 64, rel=0.1)

@@ -21,7 +21,6 @@ SOURCE: dict[str, object] = {
     "activation": "relu",
 }
 """The published design: a window in both directions, and one attention pool with a seed."""
-DEFAULT: dict[str, object] = {}
 PATTERNS: dict[str, object] = {
     "attention": ["local+strided", "local"],
     "attention_window": 2,
@@ -138,7 +137,7 @@ class WrittenOut:
 
 @pytest.mark.parametrize(
     "fields",
-    [SOURCE, DEFAULT, PATTERNS, PATTERNS | {"mode": "windowed"}],
+    [SOURCE, {}, PATTERNS, PATTERNS | {"mode": "windowed"}],
     ids=["source", "default", "patterns", "windowed patterns"],
 )
 def test_the_model_is_its_formulas(fields: dict[str, object]) -> None:

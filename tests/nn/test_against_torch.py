@@ -153,7 +153,7 @@ def masks(masking: Masking, queries: int, keys: int) -> tuple[Tensor | None, dic
 
 @pytest.mark.parametrize("masking", MASKINGS)
 @pytest.mark.parametrize("width", [None, 10], ids=["self", "cross"])
-def test_multi_head_attention(width: int | None, masking: Masking) -> None:
+def test_multi_head_attention_equals_that_of_torch(width: int | None, masking: Masking) -> None:
     torch.manual_seed(0)
     theirs = nn.MultiheadAttention(D, H, bias=False, kdim=width, vdim=width, batch_first=True)
     randomize(theirs)
@@ -216,7 +216,7 @@ def test_a_block_equals_that_of_torch(
 
 @compiles
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_relu_of_a_compiled_graph(dtype: torch.dtype) -> None:
+def test_relu_of_a_compiled_graph_equals_that_of_torch(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x = torch.cat((torch.randn(200), torch.zeros(10), torch.tensor([1e-30, -1e-30, 1e30, -1e30]))).to(dtype)
     upstream = torch.randn(len(x)).to(dtype)

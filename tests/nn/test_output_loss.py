@@ -79,7 +79,7 @@ def test_equal_to_the_plain_loss(rows: int, at_once: int | None, dtype: torch.dt
 
 
 def test_a_second_derivative_is_an_error() -> None:
-    """And no wrong number."""
+    """And not a wrong number."""
     hidden, weight, bias, targets = case(6, 5, 11)
     nats = target_nats(hidden.requires_grad_(), weight.requires_grad_(), bias, targets, None)
     (gradient,) = torch.autograd.grad(nats.square().sum(), weight, create_graph=True)

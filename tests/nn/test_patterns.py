@@ -5,6 +5,7 @@ Shapes: B rows, H heads, T positions, D features per head.
 
 import math
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -106,7 +107,7 @@ def test_bool_mask_and_pattern_combine_and_an_empty_row_gives_zeros(pattern: Pat
 
 @every_pattern
 @pytest.mark.parametrize(("queries", "gradients"), [(1, False), (1, True), (4, True), (30, True)])
-def test_queries_and_keys_of_different_number(pattern: Pattern, queries: int, gradients: bool) -> None:
+def test_more_or_fewer_queries_than_keys_equal_a_loop(pattern: Pattern, queries: int, gradients: bool) -> None:
     query = random_qkv(queries)[0].detach()
     key, value = (x.detach() for x in random_qkv(9)[1:])
     expected = loop(query, key, value, written_out(pattern, queries, 9), scale=0.9)
@@ -115,7 +116,7 @@ def test_queries_and_keys_of_different_number(pattern: Pattern, queries: int, gr
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_many_queries_and_few_keys_in_a_window(causal: bool) -> None:
+def test_many_queries_and_few_keys_in_a_window_equal_a_loop(causal: bool) -> None:
     """Only where there are as many keys as queries can keys outside the window be skipped."""
     query, (key, value) = random_qkv(LONG)[0].detach(), (x.detach() for x in random_qkv(9)[1:])
     pattern = Pattern(window=3, causal=causal)
@@ -181,13 +182,7 @@ def test_heads_whose_values_differ_in_width_equal_a_loop_with_matrices_of_each_h
         CrossAttention(6, 3, value_head_dim=widths[:2])
 
 
-def test_heads_of_different_widths_have_weights_too() -> None:
-    layer = CrossAttention(6, 3, value_head_dim=[3, 1, 5], output_dim=4)
-    x, memory = torch.randn(2, 4, 6), torch.randn(2, 7, 6)
+@pytest.mark.parametrize("options", [{"value_head_dim": [3, 1, 5], "output_dim": 4}, {"dropout": 0.5}], ids=str)
+def test_in_eval_the_result_is_the_same_with_weights(options: dict[str, Any]) -> None:
+    layer, x, memory = CrossAttention(6, 3, **options).eval(), torch.randn(2, 4, 6), torch.randn(2, 7, 6)
     torch.testing.assert_close(layer.with_weights(x, memory)[0], layer(x, memory))
-
-
-def test_weights_come_without_dropout_in_eval() -> None:
-    layer = CrossAttention(16, 2, dropout=0.5).eval()
-    query, key = torch.randn(3, 4, 16), torch.randn(3, 5, 16)
-    torch.testing.assert_close(layer.with_weights(query, key)[0], layer(query, key))

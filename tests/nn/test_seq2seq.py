@@ -25,7 +25,7 @@ from lmtrain.nn.encoder_decoder import DecoderState, EncoderDecoderConfig
 from lmtrain.nn.non_autoregressive import NonAutoregressive
 from lmtrain.nn.norms import NormKind, RMSNorm
 from lmtrain.nn.positions import sinusoidal
-from lmtrain.nn.seq2seq import Seq2Seq, guided_attention_loss, shift
+from lmtrain.nn.seq2seq import Seq2Seq, guided_attention_loss, mix, shift
 from tests.nn.translation import BEGIN, CONFIG, END, INPUTS, KINDS, LENGTHS, SOURCE, TARGET, TARGET_LENGTHS, VALID, make
 
 
@@ -356,3 +356,26 @@ def test_the_examples_of_the_page_run() -> None:
     exec("".join(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)), names)
     assert names["y"].shape == names["x"].shape
     assert len(names["texts"]) == len(SOURCE)
+
+
+def test_scheduled_sampling_at_zero_keeps_all_and_at_one_only_the_first() -> None:
+    gold = torch.arange(12).view(3, 4)
+    predicted = gold + 101
+    assert torch.equal(mix(gold, predicted, 0.0), gold)
+    assert mix(gold, predicted, 1.0).tolist() == [[0, 101, 102, 103], [4, 105, 106, 107], [8, 109, 110, 111]]
+    for probability in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            mix(gold, predicted, probability)
+
+
+def test_scheduled_sampling_replaces_each_place_independently_at_the_rate() -> None:
+    torch.manual_seed(0)
+    gold = torch.zeros(200, 201, dtype=torch.long)
+    for probability in (0.5, 0.1):
+        replaced = mix(gold, gold + 1, probability)
+        assert not replaced[:, 0].any()
+        sampled = replaced[:, 1:].float()  # 40,000 places: a standard error of at most 0.0025
+        assert sampled.mean().item() == pytest.approx(probability, abs=0.01)
+        both = (sampled[:, 1:] * sampled[:, :-1]).mean().item()
+        assert both == pytest.approx(probability**2, abs=0.01)
+        assert (sampled[1:] * sampled[:-1]).mean().item() == pytest.approx(probability**2, abs=0.01)

@@ -149,7 +149,7 @@ def test_a_folder_is_left_alone_while_its_writer_lives_and_deleted_after(tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_a_folder_that_another_process_makes_meanwhile_is_no_error(
+def test_a_folder_that_another_process_makes_meanwhile_is_not_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def late(path: Path) -> None:

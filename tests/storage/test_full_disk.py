@@ -99,7 +99,6 @@ def test_a_file_that_cannot_be_removed_is_left(tmp_path: Path, monkeypatch: pyte
 
 def test_a_failed_restart_is_one_message_and_the_next_one_works(tmp_path: Path) -> None:
     """Each of its calls fails once, with a folder to be renamed back and a damaged checkpoint to be set aside."""
-
     messages = []
     for passing in range(100):
         run_dir = tmp_path / str(passing)

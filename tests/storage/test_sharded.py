@@ -155,7 +155,7 @@ def test_missing_doubled_and_foreign_rows_are_rejected(
         checkpoint.load(folder)
 
 
-def test_who_does_not_see_the_others_files_says_so(tmp_path: Path) -> None:
+def test_a_process_that_does_not_see_the_files_of_the_others_is_an_error(tmp_path: Path) -> None:
     class Elsewhere(ProcessGroup):
         def all_gather_json(self, value: Any) -> list[Any]:
             return [value, {SECOND: "0" * 64}]
