@@ -54,7 +54,7 @@ def test_the_loss_and_the_gradients_are_on_the_device_of_the_input(name: str) ->
     dropout = {"dropout": 0.1, "input_dropout": 0.1, "output_dropout": 0.1, "attention_dropout": 0.1}
     model = on_device((MODELS | WINDOWED)[name] | dropout).train()
     with FakeTensorMode(allow_non_fake_inputs=True):
-        nats = model(ids(2, 16), ids(2) if name in WINDOWED else ids(2, 16))
+        nats = model(ids(2, 16), ids(2, model.config.targets))
         nats.sum().backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     assert gradients

@@ -129,7 +129,7 @@ def use_store(run: Run) -> None:
         split = opened.split(name)
         assert not split.tokens or (split.words > 0 and split.bytes > 0)
         if split.tokens > 2:
-            inputs, targets = SampleOrder(split.tokens, 2, "causal", 1).batch(split.ids, 0, 3)
+            inputs, targets = SampleOrder(split.tokens, 2, 2, 1).batch(split.ids, 0, 3)
             assert int(torch.cat((inputs, targets)).max()) < opened.tokenizer.vocab_size
 
 

@@ -1,20 +1,17 @@
 """The order of training samples: a pure function of the seed and the sample's number, with no state and no table.
 
 Sample g of a run is the same window whatever the number of processes, the micro-batch size, or the step at which a run
-was resumed. A window is a training sequence. Shapes: B samples in a batch, T tokens in a window (`context`).
+was resumed. A window is a training sequence. Shapes: B samples in a batch, T tokens in a window (`context`), S targets.
 """
 
 import hashlib
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lmtrain.errors import LmtrainError
-
-Mode = Literal["causal", "windowed"]
 
 _ROUNDS = 8
 _MIN_BITS = 6
@@ -54,16 +51,17 @@ def _key(*parts: int | str) -> int:
 class SampleOrder:
     """Which window of a split is sample number 0, 1, 2 and so on, epoch after epoch.
 
-    causal: each epoch cuts the `tokens` into windows of `context` that don't overlap, from a random offset on, and
-    takes each once, in random order. It has as many windows as fit at every offset, and at least one. windowed: each
-    epoch takes every window of `context` tokens that has a next token once, in random order.
+    A window of `context` tokens predicts the tokens after its last `targets` positions, and the next window in the text
+    begins `targets` tokens later: with `targets` = `context` windows don't overlap, and with 1 each token has a window
+    of its own. An epoch takes each window from a random offset on once, in random order. It has as many as fit at every
+    offset, and at least one.
 
     Raises LmtrainError when there are fewer tokens than one window and its last target.
     """
 
     tokens: int
     context: int
-    mode: Mode
+    targets: int
     seed: int
 
     def __post_init__(self) -> None:
@@ -73,14 +71,9 @@ class SampleOrder:
                 f"{self.context + 1:,}: choose a smaller model.context or more text"
             )
 
-    @property
-    def _stride(self) -> int:
-        """Tokens from the start of a window to that of the next one in the text."""
-        return 1 if self.mode == "windowed" else self.context
-
     def per_epoch(self) -> int:
         """Samples in an epoch."""
-        return max(1, (self.tokens - self.context) // self._stride)
+        return max(1, (self.tokens - self.context) // self.targets)
 
     def starts(self, first: int, count: int) -> np.ndarray:
         """First tokens of the windows of samples `first` .. `first + count - 1`: (count,) int64."""
@@ -90,18 +83,17 @@ class SampleOrder:
             epoch, within = divmod(first, size)
             index = np.arange(within, min(within + count, size))
             windows = permute(index, size, _key(self.seed, epoch, "order"))
-            # Unless the split is short, any offset below the stride leaves room for all windows.
-            offset = _key(self.seed, epoch, "phase") % min(self._stride, self.tokens - self.context)
-            parts.append(offset + windows * self._stride)
+            # Unless the split is short, any offset below `targets` leaves room for all windows.
+            offset = _key(self.seed, epoch, "phase") % min(self.targets, self.tokens - self.context)
+            parts.append(offset + windows * self.targets)
             first, count = first + len(index), count - len(index)
         return np.concatenate(parts)
 
     def batch(self, ids: np.ndarray, first: int, count: int) -> tuple[Tensor, Tensor]:
-        """Return samples `first` .. `first + count - 1` of the split `ids` (tokens,): inputs and targets, int64.
-
-        causal: inputs (B, T) and targets (B, T), shifted by one. windowed: inputs (B, T) and the token after each (B,).
+        """Return samples `first` .. `first + count - 1` of the split `ids` (tokens,): inputs (B, T) and targets (B, S),
+        the tokens after the last S positions, int64.
         """
         windows = np.lib.stride_tricks.sliding_window_view(ids, self.context + 1)[self.starts(first, count)]
-        targets = windows[:, 1:] if self.mode == "causal" else windows[:, -1]
+        inputs, targets = windows[:, :-1], windows[:, -self.targets :]
         # NumPy copies: torch's `contiguous` would keep the stride of a single row, for which a step is compiled again.
-        return torch.from_numpy(windows[:, :-1].astype(np.int64)), torch.from_numpy(targets.astype(np.int64))
+        return torch.from_numpy(inputs.astype(np.int64)), torch.from_numpy(targets.astype(np.int64))

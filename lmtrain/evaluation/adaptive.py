@@ -37,7 +37,7 @@ TOKENS_PER_GRADIENT = 1_024
 """How many tokens `gradient_rms` is measured on, and how many a batch has."""
 
 Scored = tuple[Tensor, Tensor]
-"""Nats of the targets (B, S) or (B,), and the states that predicted them, (B, S, E) or (B, E)."""
+"""Nats of the targets (B, S), and the states that predicted them, (B, S, E)."""
 Scorer = Callable[[Tensor, Tensor], Scored]
 """Inputs (B, T) and targets -> `Scored`, as `LanguageModel.score`."""
 
@@ -98,7 +98,7 @@ class ContinuousCache:
         self.states, self.words = list[Tensor](), list[Tensor]()
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Scored:
-        """Score windows in text order: inputs (B, T), targets (B, S) or (B,) -> mixed nats, and the states."""
+        """Score windows in text order: inputs (B, T), targets (B, S) -> mixed nats, and the states."""
         nats, new_states = self.score(inputs, targets)
         states = torch.cat((*self.states, new_states.flatten(0, -2)))
         words = torch.cat((*self.words, targets.flatten()))
@@ -117,7 +117,7 @@ def gradient_rms(model: LanguageModel, split: Split, *, precision: str, advance:
     Raises LmtrainError for a split shorter than a window.
     """
     context, device = model.config.context, model.embedding.weight.device
-    order = SampleOrder(split.tokens, context, "causal", seed=0)
+    order = SampleOrder(split.tokens, context, targets=context, seed=0)
     rows = min(max(1, TOKENS_PER_GRADIENT // context), order.per_epoch())
     batches = max(1, min(RMS_TOKENS // context, order.per_epoch()) // rows)
     squares = [torch.zeros_like(parameter) for parameter in model.parameters()]

@@ -23,7 +23,7 @@ from lmtrain.system.device import autocast
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 
 Forward = Callable[[Tensor, Tensor], Tensor]
-"""Inputs (B, T), and the targets (B, S) of the last S positions, or (B,) if windowed -> nats of each target."""
+"""Inputs (B, T), and the targets (B, S) of the last S positions -> nats of each target."""
 Advance = Callable[[int], object]
 """Called with the number of tokens of each batch."""
 
@@ -146,21 +146,19 @@ def evaluate(
     time; the nats are added in the order of the batches, so that the sum does not depend on the number of processes.
     If `limit` cuts the split, words and bytes are prorated, and there is no floor.
     """
-    context, is_windowed = config.model.context, config.model.mode == "windowed"
-    ids = split.ids[:limit]
+    context, ids = config.model.context, split.ids[:limit]
     count, is_part = len(ids), len(ids) < split.tokens
     stream = np.concatenate([np.array([first_token], ids.dtype), ids])
     nats = 0.0
     batches = _batches(stream, context, stride, config.eval.batch_size)
     while group := list(islice(batches, processes.world_size)):
         # A process without a batch computes the last one too: a sharded model's passes need all processes.
-        inputs, following = group[min(processes.rank, len(group) - 1)]
-        targets = following[:, -1] if is_windowed else following
+        inputs, targets = group[min(processes.rank, len(group) - 1)]
         with autocast(device, precision):
             losses = forward(torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device))
         for value in processes.all_gather(float(losses.double().sum()))[: len(group)]:
             nats += value
-        advance(sum(following.size for _, following in group))
+        advance(sum(each.size for _, each in group))
     return Score(
         nats,
         count,

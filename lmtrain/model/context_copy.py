@@ -19,8 +19,8 @@ class ContextCopy(nn.Module):
     Merity et al., 2017), where the gate g is the sigmoid of a learned function of the pooled vector.
 
     The pooled vector is also the query. The key of a token is made of the encoder's outputs at its position and at the
-    one before, which predicted the token. In all methods, `pooled` (B, T, D) points to its own token and those before;
-    `pooled` (B, D) to all tokens, or to those up to `position` (B, 1).
+    one before, which predicted the token. In all methods, the pooled vector of a position points to its own token and
+    those before.
     """
 
     def __init__(self, dim: int, norm_kind: NormKind) -> None:
@@ -32,32 +32,29 @@ class ContextCopy(nn.Module):
         nn.init.constant_(self.gate.bias, GATE_BIAS)
 
     def keys(self, encoded: Tensor, before: Tensor | None = None) -> Tensor:
-        """The encoder's outputs (B, Tk, D) -> keys (B, Tk, D). `before` (B, D) is the output before the first."""
+        """The encoder's outputs (B, Tk, D) -> keys (B, Tk, D). `before` (B, 1, D) is the output before the first."""
         if before is None:
-            before = encoded.new_zeros(len(encoded), encoded.shape[-1])
-        normed = self.key_norm(torch.cat((before.unsqueeze(1), encoded), dim=1))  # (B, Tk + 1, D)
+            before = encoded.new_zeros(len(encoded), 1, encoded.shape[-1])
+        normed = self.key_norm(torch.cat((before, encoded), dim=1))  # (B, Tk + 1, D)
         return self.pointer.key(torch.cat((normed[:, 1:], normed[:, :-1]), dim=-1))
 
     def target_log_prob(
         self, log_target: Tensor, pooled: Tensor, keys: Tensor, tokens: Tensor, targets: Tensor
     ) -> Tensor:
-        """Mix the pointer into log p of the targets: log_target and targets (B, T) or (B,), tokens (B, Tk)."""
+        """Mix the pointer into log p of the targets: log_target and targets (B, T), tokens (B, Tk) -> (B, T)."""
         pointer, gate = self._point(pooled, keys, None)
-        shape = gate.shape
-        mixed = copy_target_log_prob(log_target.view(shape), pointer, tokens, gate, targets.view(shape))
-        return mixed.view_as(targets)
+        return copy_target_log_prob(log_target, pointer, tokens, gate, targets)
 
     def log_probs(
         self, log_vocabulary: Tensor, pooled: Tensor, keys: Tensor, tokens: Tensor, position: Tensor | None = None
     ) -> Tensor:
-        """Mix the pointer into log p of every word: (B, T, V) or (B, V), tokens (B, Tk) -> the same shape."""
+        """Mix the pointer into log p of every word: (B, T, V), tokens (B, Tk) -> (B, T, V). A single position may be
+        another one of each row: `position` (B, 1), by default the last."""
         pointer, gate = self._point(pooled, keys, position)
-        mixed = copy_log_probs(log_vocabulary.view(*gate.shape, -1), pointer, tokens, gate)
-        return mixed.view_as(log_vocabulary)
+        return copy_log_probs(log_vocabulary, pointer, tokens, gate)
 
     def _point(self, pooled: Tensor, keys: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor]:
         """The pointer's log-probabilities (B, T, Tk) and the gate's logits (B, T)."""
-        pooled = pooled if pooled.dim() == 3 else pooled.unsqueeze(1)
         key_positions = torch.arange(keys.shape[1], device=keys.device)
         position = key_positions[-pooled.shape[1] :] if position is None else position
         mask = key_positions <= position.unsqueeze(-1)  # (T, Tk) or (B, 1, Tk)

@@ -48,10 +48,9 @@ class Ensemble(nn.Module):
         return nats, torch.cat(hidden, -1)
 
     def predict(self, tokens: Tensor) -> Tensor:
-        """Return log p of every next token, in nats, float32: (B, T) -> (B, T, V) if causal, (B, V) if windowed."""
+        """Return log p of every next token, in nats, float32: (B, T) -> (B, T, V); if windowed, (B, 1, V)."""
         return self._mean(member.predict(tokens) for member in self.members)
 
-    @torch.no_grad()
     def start(self, tokens: Tensor, valid: Tensor | None = None) -> tuple[Tensor, State]:
         """Prefill: read prompts (B, T) and return log p (B, V) and the state; see `LanguageModel.start`."""
         return self._together(member.start(tokens, valid) for member in self.members)

@@ -107,14 +107,13 @@ class LanguageModel(nn.Module):
     def score(
         self, tokens: Tensor, targets: Tensor, loss_chunk: Chunk = "auto", temperature: float = 1.0
     ) -> tuple[Tensor, Tensor]:
-        """Return -log p of each target, in nats, float32, and its hidden vector (..., E), the output layer's input.
+        """Return -log p of each target, in nats, float32, and its hidden vector (B, S, E), the output layer's input.
 
-        Tokens (B, T); targets (B, S) if causal, for the last S positions, or (B,) if windowed. `temperature` divides
+        Tokens (B, T); targets (B, S), for the last S positions: if windowed, for the last one. `temperature` divides
         the vocabulary's log-probabilities. `loss_chunk` (see `rows_at_once`) applies at a temperature of 1 only.
         """
         encoded = self._encode(tokens)
-        first = tokens.shape[1] - targets.shape[1] if self.causal else 0  # the first position with a target
-        pooled = self._pool(encoded, first)
+        pooled = self._pool(encoded, tokens.shape[1] - targets.shape[1])
         hidden = self._project(pooled)
         vectors, labels = hidden.flatten(0, -2), targets.flatten()  # (N, E), (N,)
         if temperature != 1.0:
@@ -129,7 +128,7 @@ class LanguageModel(nn.Module):
         return nats, hidden
 
     def predict(self, tokens: Tensor) -> Tensor:
-        """Return log p of every next token, in nats, float32: (B, T) -> (B, T, V) if causal, (B, V) if windowed."""
+        """Return log p of every next token, in nats, float32: (B, T) -> (B, T, V); if windowed, (B, 1, V)."""
         encoded = self._encode(tokens)
         pooled = self._pool(encoded)
         log_probs = self._log_probs(self._project(pooled))
@@ -196,7 +195,7 @@ class LanguageModel(nn.Module):
             keys, read = cache.key[:, 0, :kv_len], state.tokens[:, :kv_len]
             log_probs = self.copying.log_probs(log_probs, pooled, keys, read, position.unsqueeze(-1))
         state.lengths += 1
-        return log_probs
+        return log_probs.squeeze(1)
 
     def ensure_capacity(self, state: DecodingState) -> None:
         """Make space for one more token in every row: rows as long as the context are truncated and re-encoded."""
@@ -223,7 +222,7 @@ class LanguageModel(nn.Module):
         return tokens, torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid[:, -tokens.shape[1] :]
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        """Tokens (B, T) or (B,) -> (B, T, D) or (B, D)."""
+        """Tokens (B, T) -> (B, T, D)."""
         # With an RMS of 1/2 at first: see `build.initialize`.
         x: Tensor = self.embedding(tokens) * (self.embedding.embedding_dim / 2)
         return self.in_projection(locked_dropout(x, self.config.input_dropout, self.training))
@@ -231,7 +230,7 @@ class LanguageModel(nn.Module):
     def _input(self, tokens: Tensor, positions: Tensor, before: Tensor | None = None) -> Tensor:
         """Tokens (B, T) at positions (T,) or (B, T) -> the input of the encoder (B, T, D).
 
-        `before` (B, D) is the embedded token before the first, if any.
+        `before` (B, 1, D) is the embedded token before the first, if any.
         """
         x = self._embed(tokens)
         if self.shift is not None:
@@ -253,7 +252,7 @@ class LanguageModel(nn.Module):
         return self.encoder(self._input(tokens, positions), positions)
 
     def _pool(self, encoded: Tensor, first: int = 0) -> Tensor:
-        """The pool at every position from `first` on: (B, T, D) -> (B, T - first, D); of a windowed model (B, D)."""
+        """The pool at every position from `first` on: (B, T, D) -> (B, T - first, D)."""
         return self.pool(encoded, first)
 
     def _project(self, pooled: Tensor) -> Tensor:
@@ -285,10 +284,10 @@ class LanguageModel(nn.Module):
 
 
 def _previous(x: Tensor, position: Tensor) -> Tensor:
-    """x (B, N, ...) at each row's position - 1 (B,): (B, ...); for position 0 an arbitrary entry."""
-    return x[torch.arange(len(x), device=x.device), position - 1]
+    """x (B, N, ...) at each row's position - 1 (B,): (B, 1, ...); for position 0 an arbitrary entry."""
+    return x[torch.arange(len(x), device=x.device), position - 1].unsqueeze(1)
 
 
 def _zero_at_first(x: Tensor, position: Tensor) -> Tensor:
-    """x (B, D) with zeros for rows at position 0 (B,), which have nothing before them."""
-    return x.masked_fill(position.unsqueeze(-1) == 0, 0.0)
+    """x (B, 1, D) with zeros for rows at position 0 (B,), which have nothing before them."""
+    return x.masked_fill((position == 0).view(-1, 1, 1), 0.0)

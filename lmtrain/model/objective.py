@@ -1,6 +1,6 @@
 """The training objective: the loss of a language model on the text, optionally mixed with a teacher's predictions.
 
-Shapes: B rows, T tokens in a row, S predictions per row (T, or no axis if windowed), V vocabulary entries.
+Shapes: B rows, T tokens in a row, S predictions per row (T, or 1 if windowed), V vocabulary entries.
 """
 
 import torch

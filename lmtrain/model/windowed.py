@@ -28,10 +28,9 @@ class WindowedLanguageModel(LanguageModel):
         lengths = valid.sum(1)
         for length in lengths.unique().tolist():  # type: ignore[no-untyped-call]
             rows = lengths == length
-            log_probs[rows] = self.predict(tokens[rows, -length:]).float()
+            log_probs[rows] = self.predict(tokens[rows, -length:]).squeeze(1).float()
         return log_probs, WindowState(tokens, valid)
 
-    @torch.no_grad()
     def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
         """Read one more token per row (B,): log p of the next one (B, V), and the state."""
         assert isinstance(state, WindowState)
@@ -43,5 +42,5 @@ class WindowedLanguageModel(LanguageModel):
         return torch.arange(self.config.context - tokens.shape[1], self.config.context, device=tokens.device)
 
     def _pool(self, encoded: Tensor, _first: int = 0) -> Tensor:
-        """The pool of the whole window: (B, T, D) -> (B, D)."""
+        """The pool of the whole window: (B, T, D) -> (B, 1, D)."""
         return self.pool.window(encoded)

@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.attention import join_heads, split_heads
-from lmtrain.nn.cross_attention import AttentionProjections
+from lmtrain.nn.cross_attention import CrossAttention
 from lmtrain.nn.kv_cache import RecurrentState
 
 
@@ -26,42 +25,35 @@ class AlignedMemory(RecurrentState):
     """(B, H, Tk), in float32 at least."""
 
 
-class AlignedAttention(AttentionProjections, ABC):
+class AlignedAttention(CrossAttention, ABC):
     """The base of cross-attention that is a recurrence over the queries.
 
-    It has the methods of `CrossAttention` that a `DecoderBlock` calls. Masks are those of `padding_mask`, (B, 1, 1, Tk)
-    bool: False gets no weight.
+    Masks are those of `padding_mask`, (B, 1, 1, Tk) bool: False gets no weight.
     """
 
-    def forward(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """(B, Tq, W), (B, Tk, W) -> (B, Tq, W)."""
-        return self.attend_memory(query, self.project_memory(key), mask=mask)
-
-    def with_weights(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Do the same as `forward`, and also return the weights (B, H, Tq, Tk)."""
-        return self._read(query, self.project_memory(key), mask)
-
-    def project_memory(self, key: Tensor) -> AlignedMemory:
+    def project_memory(self, key: Tensor, value: Tensor | None = None) -> AlignedMemory:
         """Return the keys and values of (B, Tk, W), with the weights of no query."""
-        keys, values = split_heads(self.key(key), self.heads), split_heads(self.value(key), self.heads)
-        wide = torch.promote_types(keys.dtype, torch.float32)
-        return AlignedMemory(keys, values, torch.zeros(keys.shape[:-1], dtype=wide, device=keys.device))
+        memory = super().project_memory(key, value)
+        wide = torch.promote_types(memory.key.dtype, torch.float32)
+        none = torch.zeros(memory.key.shape[:-1], dtype=wide, device=key.device)
+        return AlignedMemory(memory.key, memory.value, none)
 
-    def attend_memory(self, query: Tensor, memory: AlignedMemory, *, mask: Tensor | None = None) -> Tensor:
-        """Read with the next queries: (B, Tq, W) -> (B, Tq, W). `memory.alignment` becomes that of the last one."""
-        return self._read(query, memory, mask)[0]
+    def pooled(self, query: Tensor, memory: AlignedMemory, *, mask: Tensor | None = None) -> Tensor:
+        """The joined heads of the next queries: (B, Tq, W) each. `memory.alignment` becomes that of the last one."""
+        return self.pooled_with_weights(query, memory, mask)[0]
+
+    def pooled_with_weights(self, query: Tensor, memory: AlignedMemory, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Do the same as `pooled`, and also return the weights (B, H, Tq, Tk)."""
+        mask = memory.key.new_ones(1, 1, 1, memory.key.shape[-2], dtype=torch.bool) if mask is None else mask
+        if not query.shape[1]:  # a text whose length is predicted may be empty
+            return query, memory.key.new_zeros(*memory.key.shape[:2], 0, memory.key.shape[2])
+        weights = self.align(self._queries(query), memory, mask)
+        memory.alignment = weights[:, :, -1]
+        return self._join_heads(weights.to(memory.value.dtype) @ memory.value), weights
 
     @abstractmethod
     def align(self, query: Tensor, memory: AlignedMemory, mask: Tensor) -> Tensor:
         """Return the weights of queries after the query of `memory.alignment`: (B, H, Tq, D) -> (B, H, Tq, Tk)."""
-
-    def _read(self, query: Tensor, memory: AlignedMemory, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        mask = memory.key.new_ones(1, 1, 1, memory.key.shape[-2], dtype=torch.bool) if mask is None else mask
-        if not query.shape[1]:  # a text whose length is predicted may be empty
-            return query, memory.key.new_zeros(*memory.key.shape[:2], 0, memory.key.shape[2])
-        weights = self.align(split_heads(self.query(query), self.heads), memory, mask)
-        memory.alignment = weights[:, :, -1]
-        return self.output(join_heads(weights.to(memory.value.dtype) @ memory.value)), weights
 
 
 class MonotonicAttention(AlignedAttention):
@@ -78,9 +70,9 @@ class MonotonicAttention(AlignedAttention):
         super().__init__(dim, heads)
         self.offset = nn.Parameter(torch.full((heads, 1, 1), -1.0))  # below zero: at first, no key stops every query
 
-    def project_memory(self, key: Tensor) -> AlignedMemory:
+    def project_memory(self, key: Tensor, value: Tensor | None = None) -> AlignedMemory:
         """Return the keys and values of (B, Tk, W); the first query begins at the first key."""
-        memory = super().project_memory(key)
+        memory = super().project_memory(key, value)
         memory.alignment[..., :1] = 1
         return memory
 

@@ -97,14 +97,10 @@ class SelfAttention(nn.Module):
 
     def project(self, x: Tensor, rotation: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, W) -> queries, keys and values, each (B, H, T, D)."""
+        query, key, value = (part(x).unflatten(-1, (self.heads, -1)) for part in (self.query, self.key, self.value))
         # Normalized before the transpose: after it, torch.compile makes two GPU kernels of a norm.
-        split = (self.heads, -1)
-        projected = (self.query(x), self.key(x), self.value(x))
-        query, key, value = (part.unflatten(-1, split) for part in projected)
         query, key, value = (part.transpose(1, 2) for part in (self.query_norm(query), self.key_norm(key), value))
-        if rotation is not None:
-            query, key = rotate(query, rotation), rotate(key, rotation)
-        return query, key, value
+        return rotate(query, rotation), rotate(key, rotation), value
 
 
 def padding_mask(valid: Tensor) -> Tensor:

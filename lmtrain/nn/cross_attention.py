@@ -5,7 +5,7 @@ per head (Dv of values, those of the widest head), W the width of an input or ou
 """
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +19,8 @@ from lmtrain.nn.kv_cache import CachePosition, KeyValueCache
 from lmtrain.nn.norms import NORMS, RMSNorm
 
 
-class AttentionProjections(nn.Module):
-    """The four linear layers of multi-head attention, and the optional norms of queries and keys.
+class CrossAttention(nn.Module):
+    """Multi-head attention of queries to other vectors.
 
     | argument         | width of                                        | default      |
     | ---------------- | ----------------------------------------------- | ------------ |
@@ -66,38 +66,21 @@ class AttentionProjections(nn.Module):
         self.query_norm = RMSNorm(head_dim) if qk_norm else nn.Identity()
         self.key_norm = RMSNorm(head_dim) if qk_norm else nn.Identity()
 
-    def _join_heads(self, pooled: Tensor) -> Tensor:
-        """(B, H, T, Dv) -> (B, T, sum of the widths)."""
-        if len(set(self.value_widths)) == 1:
-            return join_heads(pooled)
-        return torch.cat([pooled[:, head, :, :width] for head, width in enumerate(self.value_widths)], dim=-1)
-
-    def _split_values(self, value: Tensor) -> Tensor:
-        """(B, T, sum of the widths) -> (B, H, T, Dv): where widths differ, each is padded with zeros to the widest."""
-        if len(set(self.value_widths)) == 1:
-            return split_heads(value, self.heads)
-        widest, parts = max(self.value_widths), torch.split(value, self.value_widths, dim=-1)
-        return torch.stack([F.pad(part, (0, widest - part.shape[-1])) for part in parts], dim=1)
-
-
-class CrossAttention(AttentionProjections):
-    """Multi-head attention of queries to other vectors."""
-
     def forward(self, query: Tensor, key: Tensor, value: Tensor | None = None, *, mask: Tensor | None = None) -> Tensor:
         """(B, Tq, W), (B, Tk, W), (B, Tk, W) -> (B, Tq, W): values default to the keys. `mask` is as for `attend`."""
         return self.attend_memory(query, self.project_memory(key, value), mask=mask)
 
-    def project_memory(self, key: Tensor, value: Tensor | None = None) -> KeyValueCache:
+    def project_memory(self, key: Tensor, value: Tensor | None = None) -> Cache:
         """Return the keys and values of (B, Tk, W), for many calls of `attend_memory`."""
         keys = self.key_norm(split_heads(self.key(key), self.heads))
         values = self._split_values(self.value(key if value is None else value))
         return KeyValueCache(keys, values)
 
-    def attend_memory(self, query: Tensor, memory: KeyValueCache, *, mask: Tensor | None = None) -> Tensor:
+    def attend_memory(self, query: Tensor, memory: Cache, *, mask: Tensor | None = None) -> Tensor:
         """Do the same as `forward` with the keys and values of `project_memory`: (B, Tq, W) -> (B, Tq, W)."""
         return self.output(self.pooled(query, memory, mask=mask))
 
-    def pooled(self, query: Tensor, memory: KeyValueCache, *, mask: Tensor | None = None) -> Tensor:
+    def pooled(self, query: Tensor, memory: Cache, *, mask: Tensor | None = None) -> Tensor:
         """The joined heads of `attend_memory`, not yet projected: (B, Tq, W) -> (B, Tq, sum of their widths)."""
         dropout = self.dropout if self.training else 0.0
         return self._join_heads(
@@ -110,14 +93,31 @@ class CrossAttention(AttentionProjections):
         (B, Tq, W), (B, Tk, W) -> (B, Tq, W), (B, H, Tq, Tk). Weights are those before dropout; their rows sum to one,
         or are zero for a query without a key.
         """
-        memory = self.project_memory(key)
+        pooled, weights = self.pooled_with_weights(query, self.project_memory(key), mask)
+        return self.output(pooled), weights
+
+    def pooled_with_weights(self, query: Tensor, memory: Cache, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Do the same as `pooled`, and also return the attention weights."""
         weights = attention_weights(self._queries(query), memory.key, mask, self.scale)
         dropped = drop(weights.to(memory.value.dtype), self.dropout, self.training)
-        return self.output(self._join_heads(dropped @ memory.value)), weights
+        return self._join_heads(dropped @ memory.value), weights
 
     def _queries(self, query: Tensor) -> Tensor:
         """(B, Tq, W) -> (B, H, Tq, D)."""
         return self.query_norm(split_heads(self.query(query), self.heads))
+
+    def _join_heads(self, pooled: Tensor) -> Tensor:
+        """(B, H, T, Dv) -> (B, T, sum of the widths)."""
+        if len(set(self.value_widths)) == 1:
+            return join_heads(pooled)
+        return torch.cat([pooled[:, head, :, :width] for head, width in enumerate(self.value_widths)], dim=-1)
+
+    def _split_values(self, value: Tensor) -> Tensor:
+        """(B, T, sum of the widths) -> (B, H, T, Dv): where widths differ, each is padded with zeros to the widest."""
+        if len(set(self.value_widths)) == 1:
+            return split_heads(value, self.heads)
+        widest, parts = max(self.value_widths), torch.split(value, self.value_widths, dim=-1)
+        return torch.stack([F.pad(part, (0, widest - part.shape[-1])) for part in parts], dim=1)
 
 
 class CrossAttentionBlock(nn.Module):
@@ -148,23 +148,21 @@ class CrossAttentionBlock(nn.Module):
 class DecoderBlock(nn.Module):
     """Masked self-attention, attention to a memory, then feed-forward, each in a residual (Vaswani et al., 2017).
 
-    `cross_attention` is `CrossAttention` or any layer with the same `forward`, `with_weights`, `project_memory` and
-    `attend_memory`. The memory is not normalized here, since an encoder ends with a norm. `options` are those of
-    `Residual`.
+    The memory is not normalized here, since an encoder ends with a norm. `options` are those of `Residual`.
     """
 
     def __init__(
         self,
         dim: int,
         self_attention: SelfAttention,
-        cross_attention: nn.Module,
+        cross_attention: CrossAttention,
         feed_forward: FeedForward,
         **options: Unpack[ResidualOptions],
     ) -> None:
         super().__init__()
         self.self_attention = self_attention
         self.self_residual = Residual(dim, **options)
-        self.cross_attention: Any = cross_attention
+        self.cross_attention = cross_attention
         self.cross_residual = Residual(dim, **options)
         self.feed_forward = feed_forward
         self.feed_forward_residual = Residual(dim, **options)

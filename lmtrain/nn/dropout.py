@@ -22,10 +22,10 @@ def drop(x: Tensor, rate: float, training: bool = True) -> Tensor:
 
 
 def locked_dropout(x: Tensor, rate: float, training: bool) -> Tensor:
-    """Dropout of (B, T, D) or (B, D) with one mask per row and feature for all positions (Gal & Ghahramani, 2016)."""
+    """Dropout of (B, T, D) with one mask per row and feature for all positions (Gal & Ghahramani, 2016)."""
     if not training or not rate:
         return x
-    return x * drop(torch.ones_like(x[:, :1] if x.dim() == 3 else x), rate)
+    return x * drop(torch.ones_like(x[:, :1]), rate)
 
 
 def hashed_keep_mask(shape: torch.Size, rate: float) -> Tensor:

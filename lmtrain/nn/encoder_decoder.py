@@ -47,7 +47,7 @@ class EncoderDecoderConfig:
     norm_kind: NormKind = "rms"
     norm_position: NormPosition = "pre"
     copy: bool = False
-    cross_attention: Callable[[int, int], nn.Module] = CrossAttention
+    cross_attention: Callable[[int, int], CrossAttention] = CrossAttention
 
     def __post_init__(self) -> None:
         if self.target_vocab < 3:

@@ -49,9 +49,8 @@ class LinearState(RecurrentState):
         if lengths is not None:
             padding = torch.arange(key.shape[-2], device=key.device) >= lengths.unsqueeze(-1)  # (B, T)
             key = key.masked_fill(padding[:, None, :, None], 0.0)
-        rotated = key if rotation is None else rotate(key, rotation)
         with torch.autocast(key.device.type, enabled=False):
-            return cls(rotated.transpose(-2, -1) @ value.to(key.dtype), key.sum(-2))
+            return cls(rotate(key, rotation).transpose(-2, -1) @ value.to(key.dtype), key.sum(-2))
 
     def add(self, key: Tensor, value: Tensor, *, rotation: Tensor | None = None) -> None:
         """Add further keys (B, H, T, D) and values (B, H, T, Dv)."""
@@ -62,9 +61,8 @@ class LinearState(RecurrentState):
     def read(self, query: Tensor, *, rotation: Tensor | None = None) -> Tensor:
         """Attend with queries (B, H, T, D) to all keys added so far -> (B, H, T, Dv)."""
         query = feature_map(query)
-        rotated = query if rotation is None else rotate(query, rotation)
         with torch.autocast(query.device.type, enabled=False):
-            return _quotient(rotated @ self.total, query @ self.normalizer.unsqueeze(-1))
+            return _quotient(rotate(query, rotation) @ self.total, query @ self.normalizer.unsqueeze(-1))
 
 
 def linear_attention(query: Tensor, key: Tensor, value: Tensor, *, rotation: Tensor | None = None) -> Tensor:
@@ -82,8 +80,7 @@ def causal_linear_attention(query: Tensor, key: Tensor, value: Tensor, *, rotati
     query, key = feature_map(query), feature_map(key)
     with torch.autocast(query.device.type, enabled=False):
         denominator = (query * key.cumsum(-2)).sum(-1, keepdim=True)
-        if rotation is not None:
-            query, key = rotate(query, rotation), rotate(key, rotation)
+        query, key = rotate(query, rotation), rotate(key, rotation)
         return _quotient(_prefix_products(query, key, value.to(key.dtype)), denominator)
 
 

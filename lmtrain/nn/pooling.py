@@ -72,11 +72,11 @@ class AttentionPooling(nn.Module):
         return self._finish(x[:, first:], prefix_mean(score, value, self._slope())[:, :, first:])
 
     def window(self, x: Tensor) -> Tensor:
-        """The pool of the whole window, for its last position: (B, T, W) -> (B, W); see `weights`."""
+        """The pool of the whole window, for its last position: (B, T, W) -> (B, 1, W); see `weights`."""
         score, value = self._project(x)
         weights = self._weights(score).to(value.dtype).unsqueeze(-2)  # (B, H, 1, T)
         pooled = drop(weights, self.attention_dropout, self.training) @ value
-        return self._finish(x[:, -1:], pooled).squeeze(1)
+        return self._finish(x[:, -1:], pooled)
 
     def weights(self, x: Tensor) -> Tensor:
         """The attention weights of the last position's pool: (B, T, W) -> (B, H, T)."""
@@ -95,10 +95,10 @@ class AttentionPooling(nn.Module):
         return RunningMean(mean, log_total)
 
     def step(self, x: Tensor, state: RunningMean) -> Tensor:
-        """Pool one more position per row: x (B, 1, W) -> (B, W). Updates `state`."""
+        """Pool one more position per row: x (B, 1, W) -> (B, 1, W). Updates `state`."""
         score, value = self._project(x)
         state.add(score.squeeze(-1), value.squeeze(-2), self._slope())
-        return self._finish(x, state.mean.unsqueeze(-2).to(value.dtype)).squeeze(1)
+        return self._finish(x, state.mean.unsqueeze(-2).to(value.dtype))
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The scores seed.k_i / sqrt(D) (B, H, T), float32 under autocast, and values (B, H, T, D) of x (B, T, W).

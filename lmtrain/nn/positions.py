@@ -33,15 +33,17 @@ def rotation(positions: Tensor, head_dim: int) -> Tensor:
     return torch.stack((angles.cos(), angles.sin())).float()
 
 
-def rotate(x: Tensor, by: Tensor) -> Tensor:
+def rotate(x: Tensor, by: Tensor | None) -> Tensor:
     """Rotate the feature pairs of `x` (..., T, D) by the angles of their position (rotary embedding, Su et al., 2021).
 
-    `by` (2, ..., T, D / 2) comes from `rotation`.
+    `by` (2, ..., T, D / 2) comes from `rotation`; None leaves x unchanged.
 
     Pair i is (x[i], x[i + D/2]), from the two halves of the head. It becomes
     (x[i] cos - x[i + D/2] sin, x[i + D/2] cos + x[i] sin), so that a rotated query times a rotated key depends only on
     the difference of their positions.
     """
+    if by is None:
+        return x
     cos, sin = by.unsqueeze(-2)  # (..., T, 1, D / 2)
     halves = x.view(*x.shape[:-1], 2, cos.shape[-1])
     # These operators keep the order of x in memory. Fused attention on a GPU writes its result in the query's order, so

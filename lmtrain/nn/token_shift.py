@@ -18,7 +18,7 @@ class TokenShift(nn.Module):
         self.gain = nn.Parameter(torch.full((dim,), 0.5))
 
     def forward(self, x: Tensor, before: Tensor | None = None) -> Tensor:
-        """(B, T, D) -> (B, T, D); `before` (B, D) is the vector before the first, zero by default."""
+        """(B, T, D) -> (B, T, D); `before` (B, 1, D) is the vector before the first, zero by default."""
         if before is None:
-            before = x.new_zeros(len(x), x.shape[-1])
-        return x + self.gain * torch.cat((before.unsqueeze(1), x[:, :-1]), dim=1)
+            before = x.new_zeros(len(x), 1, x.shape[-1])
+        return x + self.gain * torch.cat((before, x[:, :-1]), dim=1)

@@ -57,9 +57,9 @@ def _matrix_products(config: ModelConfig, vocab_size: int, rows: int) -> int:
 
 
 def blank_batch(model: ModelConfig, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return a micro-batch of zeros: inputs (B, C) and targets (B, C), or (B,) if windowed."""
+    """Return a micro-batch of zeros, of the shapes of `SampleOrder.batch`."""
     inputs = torch.zeros(rows, model.context, dtype=torch.int64, device=device)
-    return inputs, torch.zeros_like(inputs[:, 0] if model.mode == "windowed" else inputs)
+    return inputs, inputs.new_zeros(rows, model.targets)
 
 
 def memory_estimate(config: Config, vocab_size: int, precision: str) -> dict[str, float]:

@@ -56,7 +56,7 @@ class Budget:
 
 def sample_order(config: Config, store: TokenStore) -> SampleOrder:
     """Return the order of the sequences in the training split. Raises LmtrainError if it is shorter than one."""
-    return SampleOrder(store.split("train").tokens, config.model.context, config.model.mode, config.run.seed)
+    return SampleOrder(store.split("train").tokens, config.model.context, config.model.targets, config.run.seed)
 
 
 def make_budget(config: Config, store: TokenStore) -> Budget:

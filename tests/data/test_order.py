@@ -10,16 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain.data.order import Mode, SampleOrder, permute
+from lmtrain.data.order import SampleOrder, permute
 from lmtrain.errors import LmtrainError
 
-MODES: tuple[Mode, ...] = ("causal", "windowed")
-
 ORDERS = st.builds(
-    lambda context, more, mode, seed: SampleOrder(context + more, context, mode, seed),
+    lambda targets, more_context, more, seed: SampleOrder(
+        targets + more_context + more, targets + more_context, targets, seed
+    ),
     st.integers(1, 12),
+    st.integers(0, 12),
     st.integers(1, 120),
-    st.sampled_from(MODES),
     st.integers(0, 2**31 - 1),
 )
 
@@ -54,8 +54,8 @@ def test_every_permutation_of_a_few_is_equally_likely(size: int) -> None:
 
 def test_orders_do_not_change_between_versions() -> None:
     assert permute(np.arange(5), 5, 1).tolist() == [0, 1, 2, 4, 3]
-    assert SampleOrder(100, 4, "causal", 1).starts(0, 6).tolist() == [28, 36, 44, 40, 52, 84]
-    assert SampleOrder(100, 4, "windowed", 1).starts(94, 4).tolist() == [59, 72, 34, 16]
+    assert SampleOrder(100, 4, 4, 1).starts(0, 6).tolist() == [28, 36, 44, 40, 52, 84]
+    assert SampleOrder(100, 4, 1, 1).starts(94, 4).tolist() == [59, 72, 34, 16]
 
 
 @pytest.mark.parametrize("size", [2**17 + 1, 10**6, 10**9])
@@ -70,16 +70,10 @@ def test_pairs_within_one_order_are_uniform(size: int, lag: int) -> None:
 def test_an_epoch_takes_each_window_once_and_stays_in_bounds(order: SampleOrder, epoch: int) -> None:
     size = order.per_epoch()
     starts = np.sort(order.starts(epoch * size, size))
-    stride = 1 if order.mode == "windowed" else order.context
-    assert np.diff(starts).tolist() == [stride] * (size - 1)
-    assert starts[0] >= 0
+    assert np.diff(starts).tolist() == [order.targets] * (size - 1)
+    assert 0 <= starts[0] < order.targets
     assert starts[-1] + order.context < order.tokens
-    if order.mode == "windowed":
-        assert size == order.tokens - order.context
-    else:
-        unused = order.tokens - 1 - size * order.context
-        assert unused < 2 * order.context
-        assert starts[0] < order.context
+    assert (size + 1) * order.targets > order.tokens - order.context, "one more fits at every offset"
 
 
 @settings(max_examples=50)
@@ -94,7 +88,7 @@ def test_any_split_into_parts_gives_the_same_samples(order: SampleOrder, first: 
 
 @given(st.integers(0, 2**31 - 2))
 def test_epochs_and_seeds_differ(seed: int) -> None:
-    order, other = SampleOrder(4_000, 16, "causal", seed), SampleOrder(4_000, 16, "causal", seed + 1)
+    order, other = SampleOrder(4_000, 16, 16, seed), SampleOrder(4_000, 16, 16, seed + 1)
     size = order.per_epoch()
     epochs = [order.starts(epoch * size, size) // 16 for epoch in range(3)]
     assert not any(np.array_equal(first, second) for first, second in pairwise(epochs))
@@ -102,16 +96,16 @@ def test_epochs_and_seeds_differ(seed: int) -> None:
 
 
 def test_windows_begin_at_other_places_in_each_epoch() -> None:
-    order = SampleOrder(4_000, 16, "causal", 1)
+    order = SampleOrder(4_000, 16, 16, 1)
     size = order.per_epoch()
     assert len({int(order.starts(epoch * size, size).min()) for epoch in range(20)}) > 5
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_the_shortest_split_is_one_window_and_a_shorter_one_is_rejected(mode: Mode) -> None:
-    assert SampleOrder(9, 8, mode, 1).starts(0, 3).tolist() == [0, 0, 0]
+@pytest.mark.parametrize("targets", [1, 8])
+def test_the_shortest_split_is_one_window_and_a_shorter_one_is_rejected(targets: int) -> None:
+    assert SampleOrder(9, 8, targets, 1).starts(0, 3).tolist() == [0, 0, 0]
     with pytest.raises(LmtrainError, match=r"8 tokens where model\.context=8 needs at least 9"):
-        SampleOrder(8, 8, mode, 1)
+        SampleOrder(8, 8, targets, 1)
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
@@ -120,20 +114,20 @@ def test_batches_hold_windows_and_what_follows_them(
 ) -> None:
     ids = np.arange(1_000, 1_100).astype(dtype)
     monkeypatch.setattr(SampleOrder, "starts", lambda *_: np.array([0, 95, 40]))
-    inputs, targets = SampleOrder(100, 4, "causal", 1).batch(ids, 0, 3)
+    inputs, targets = SampleOrder(100, 4, 4, 1).batch(ids, 0, 3)
     assert inputs.tolist() == [[1000, 1001, 1002, 1003], [1095, 1096, 1097, 1098], [1040, 1041, 1042, 1043]]
     assert torch.equal(targets, inputs + 1)
-    windows, following = SampleOrder(100, 4, "windowed", 1).batch(ids, 0, 3)
+    windows, following = SampleOrder(100, 4, 1, 1).batch(ids, 0, 3)
     assert torch.equal(windows, inputs)
-    assert following.tolist() == [1004, 1099, 1044]
+    assert following.tolist() == [[1004], [1099], [1044]]
     for tensor in (inputs, targets, windows, following):
         assert tensor.dtype == torch.int64
         assert tensor.is_contiguous()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("targets", [1, 4])
 @pytest.mark.parametrize("rows", [1, 2])
-def test_a_batch_has_the_strides_for_which_a_step_is_compiled(mode: Mode, rows: int) -> None:
+def test_a_batch_has_the_strides_for_which_a_step_is_compiled(targets: int, rows: int) -> None:
     """With others, which a tensor of one row may have although it is contiguous, it is compiled again."""
-    for tokens in SampleOrder(100, 4, mode, 1).batch(np.arange(100, dtype=np.uint16), 0, rows):
+    for tokens in SampleOrder(100, 4, targets, 1).batch(np.arange(100, dtype=np.uint16), 0, rows):
         assert tokens.stride() == torch.zeros(tokens.shape).stride()

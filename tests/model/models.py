@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from lmtrain.config.schema import ATTENTION, MASKED_ATTENTION, UNMASKABLE_ATTENTION, ModelConfig
 from lmtrain.model.build import build_model
+from lmtrain.model.ensemble import Ensemble
 from lmtrain.model.language_model import LanguageModel
 from tests.helpers import choices
 
@@ -63,9 +64,14 @@ def build(**fields: object) -> LanguageModel:
     return model
 
 
+def targets_of(model: LanguageModel | Ensemble, text: Tensor) -> Tensor:
+    """As targets, the last tokens of a text (B, T), as many as the model predicts of it: (B, S)."""
+    return text[:, -model.config.targets :]
+
+
 def hidden(model: LanguageModel, text: Tensor) -> Tensor:
-    """The output layer's inputs for all positions of a text (B, T): (B, T, E), or (B, E) if windowed."""
-    return model.score(text, text if model.causal else text[:, 0])[1]
+    """The output layer's inputs for the predictions of a text (B, T): (B, S, E)."""
+    return model.score(text, targets_of(model, text))[1]
 
 
 def tokens(*shape: int) -> Tensor:
@@ -75,7 +81,7 @@ def tokens(*shape: int) -> Tensor:
 
 def assert_trains(model: LanguageModel, text: Tensor) -> Tensor:
     """In training, every parameter has a finite gradient, and the nats, which are returned, are float32."""
-    targets = text if model.causal else text[:, 0]
+    targets = targets_of(model, text)
     nats: Tensor = model.train()(text, targets)
     assert nats.shape == targets.shape
     assert nats.dtype == torch.float32

@@ -26,8 +26,7 @@ from tests.model.models import (
 
 def predict(model: LanguageModel, window: list[int]) -> Tensor:
     """log p of the next token, with nothing cached."""
-    log_probs = model.predict(torch.tensor([window]))
-    return log_probs[0, -1] if model.causal else log_probs[0]
+    return model.predict(torch.tensor([window]))[0, -1]
 
 
 def advance(model: LanguageModel, window: list[int], token: int) -> list[int]:
@@ -51,8 +50,7 @@ def reencoded(model: LanguageModel, text: Tensor, pads: Sequence[int]) -> Tensor
     found = torch.empty(len(wanted), VOCABULARY)
     for length in {len(window) for window in wanted}:
         rows = [row for row, window in enumerate(wanted) if len(window) == length]
-        log_probs = model.predict(torch.tensor([wanted[row] for row in rows]))
-        found[rows] = (log_probs[:, -1] if model.causal else log_probs).detach()
+        found[rows] = model.predict(torch.tensor([wanted[row] for row in rows]))[:, -1].detach()
     return found.view(-1, len(pads), VOCABULARY)
 
 

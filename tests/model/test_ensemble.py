@@ -12,7 +12,7 @@ from lmtrain.model.decoding_state import State
 from lmtrain.model.ensemble import Ensemble
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.packing import PackedLinear, pack_for_decoding
-from tests.model.models import build, tokens
+from tests.model.models import build, targets_of, tokens
 
 LONE = [{}, {"copy": True, "output": "adaptive"}, {"mode": "windowed"}]
 
@@ -33,10 +33,6 @@ def ensemble(request: pytest.FixtureRequest) -> Ensemble:
     return Ensemble(members(request.param)).eval()
 
 
-def targets_of(ensemble: Ensemble, text: Tensor) -> Tensor:
-    return text if ensemble.config.mode == "causal" else text[:, 0]
-
-
 def mean(log_probs: list[Tensor]) -> Tensor:
     """log of the mean of the probabilities, computed in float64."""
     return torch.stack([one.double().exp() for one in log_probs]).mean(0).log().float()
@@ -52,12 +48,10 @@ def test_predictions_are_the_mean_of_the_members_probabilities(ensemble: Ensembl
 
 def test_scores_are_those_of_the_predictions(ensemble: Ensemble) -> None:
     text = tokens(3, 12)
-    causal = ensemble.config.mode == "causal"
-    targets = text.flip(1)[:, -5:] if causal else text[:, -1]
-    log_probs = ensemble.predict(text)
-    expected = log_probs[:, -5:] if causal else log_probs
+    targets = targets_of(ensemble, text.flip(1))[:, -5:]
     nats, _ = ensemble.score(text, targets)
-    torch.testing.assert_close(-nats, expected.gather(-1, targets.unsqueeze(-1)).squeeze(-1))
+    expected = ensemble.predict(text)[:, -5:].gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(-nats, expected)
 
 
 def test_the_temperature_is_that_of_every_member(ensemble: Ensemble) -> None:
@@ -99,7 +93,7 @@ def test_steps_equal_those_of_the_members_for_rows_that_are_reordered_and_droppe
 def test_an_ensemble_of_one_equals_its_member_to_the_bit(fields: dict[str, object]) -> None:
     member = build(**fields)
     ensemble, text = Ensemble([member]), tokens(2, 12)
-    targets = text if member.causal else text[:, 0]
+    targets = targets_of(member, text)
     for mine, own in zip(ensemble.score(text, targets), member.score(text, targets, temperature=1.0), strict=True):
         assert torch.equal(mine, own)
     assert torch.equal(ensemble.predict(text), member.predict(text))

@@ -20,11 +20,11 @@ def test_both_modes_share_their_weights_and_agree_where_they_must(query: str, re
     causal, windowed = build(layers=0, **fields), build(layers=0, mode="windowed", **fields)
     windowed.load_state_dict(causal.state_dict())
     text = tokens(3, 10)
-    torch.testing.assert_close(hidden(windowed, text), hidden(causal, text)[:, -1], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(hidden(windowed, text), hidden(causal, text)[:, -1:], atol=1e-5, rtol=1e-5)
     causal, windowed = build(**fields), build(mode="windowed", **fields)
     windowed.load_state_dict(causal.state_dict())
-    torch.testing.assert_close(hidden(windowed, text[:, :1]), hidden(causal, text[:, :1])[:, 0], atol=1e-5, rtol=1e-5)
-    assert (hidden(windowed, text) - hidden(causal, text)[:, -1]).abs().max() > 1e-3
+    torch.testing.assert_close(hidden(windowed, text[:, :1]), hidden(causal, text[:, :1]), atol=1e-5, rtol=1e-5)
+    assert (hidden(windowed, text) - hidden(causal, text)[:, -1:]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("mode", ["causal", "windowed"])

@@ -18,6 +18,7 @@ from tests.model.models import (
     assert_trains,
     build,
     hidden,
+    targets_of,
     tokens,
 )
 
@@ -85,20 +86,19 @@ def test_copy_equals_its_definition_written_out(mode: str, width: int | None) ->
     pooled = model._pool(encoded)
     vocabulary = model._log_probs(model._project(pooled)).exp()
     found = model.predict(text).exp()
-    for t in range(9) if mode == "causal" else [8]:
-        query = pooled[0, t] if mode == "causal" else pooled[0]
-        query = query / (query.square().mean() + 1e-6).sqrt()
+    for place, t in enumerate(range(9) if mode == "causal" else [8]):
+        query = pooled[0, place] / (pooled[0, place].square().mean() + 1e-6).sqrt()
         normed = [encoded[0, i] / (encoded[0, i].square().mean() + 1e-6).sqrt() for i in range(t + 1)]
         before = [torch.zeros_like(query), *normed[:-1]]
         keys = [torch.cat((state, last)) for state, last in zip(normed, before, strict=True)]
         q = model.copying.pointer.query.weight @ query
         scores = torch.stack([q @ (model.copying.pointer.key.weight @ key) / math.sqrt(8) for key in keys])
         gate = (model.copying.gate.weight[0] @ query + model.copying.gate.bias[0]).sigmoid()
-        expected = (1 - gate) * (vocabulary[0, t] if mode == "causal" else vocabulary[0])
+        expected = (1 - gate) * vocabulary[0, place]
         for i, weight in enumerate(scores.softmax(0)):
             expected[text[0, i]] += gate * weight
-        torch.testing.assert_close(found[0, t] if mode == "causal" else found[0], expected)
-    targets = tokens(1, 9) if mode == "causal" else tokens(1)
+        torch.testing.assert_close(found[0, place], expected)
+    targets = targets_of(model, tokens(1, 9))
     nats = -model.predict(text).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     torch.testing.assert_close(model(text, targets), nats)
 
@@ -108,7 +108,7 @@ def test_copy_equals_its_definition_written_out(mode: str, width: int | None) ->
 def test_cuda_equals_cpu(fields: dict[str, object]) -> None:
     model = build(**{**fields, "dim": 32, "context": 64})
     text = tokens(2, 64)
-    targets = text if model.causal else text[:, 0]
+    targets = targets_of(model, text)
     expected = model(text, targets)
     gradients = torch.autograd.grad(expected.sum(), list(model.parameters()))
     model.cuda()

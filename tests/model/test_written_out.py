@@ -120,7 +120,7 @@ class WrittenOut:
         return h + self.feed_forward("pool.feed_forward", self.norm("pool.feed_forward_norm", h))
 
     def log_probs(self, text: list[int]) -> Tensor:
-        """log p of the word after each position, (T, V), or if windowed of the word after the window, (V,)."""
+        """log p of the word after each position, (T, V), or if windowed of the word after the window, (1, V)."""
         embedding = self.weights["embedding.weight"]
         x = [embedding[word] * self.config.dim / 2 for word in text]
         if self.config.position == "sinusoidal":
@@ -131,8 +131,7 @@ class WrittenOut:
         causal = self.config.mode == "causal"
         pooled = [self.pool(x, t) for t in (range(len(text)) if causal else [len(text) - 1])]
         logits = [embedding @ self.norm("norm", state) + self.weights["output_bias"] for state in pooled]
-        found = torch.stack([scores - scores.exp().sum().log() for scores in logits])
-        return found if causal else found[0]
+        return torch.stack([scores - scores.exp().sum().log() for scores in logits])
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from lmtrain.model.language_model import LanguageModel
 from lmtrain.nn.adaptive import AdaptiveSoftmax
 from lmtrain.nn.chunked_loss import _backward_chunks, _forward_chunks, linear_cross_entropy
 from lmtrain.nn.output_loss import Chunk
-from tests.model.models import VOCABULARY, build, hidden, tokens
+from tests.model.models import VOCABULARY, build, hidden, targets_of, tokens
 from tests.nn.measuring import assert_near, largest_tensor
 
 CUTOFFS: list[tuple[int, ...] | None] = [None, (4,), (1, 2, 22), (7, 15)]
@@ -62,7 +62,7 @@ def test_loss_prediction_and_gradients_are_those_written_out(
     cutoffs: tuple[int, ...] | None, chunk: Chunk, fields: dict[str, object]
 ) -> None:
     model, text = made(output_cutoffs=cutoffs, **fields).double(), tokens(3, 7)
-    targets = tokens(3, 8)[:, 1:] if model.causal else tokens(3)
+    targets = targets_of(model, tokens(3, 8)[:, 1:])
     expected = written_out(model, hidden(model, text).flatten(0, -2))
     found = model.predict(text)
     torch.testing.assert_close(found.flatten(0, -2), expected)
@@ -97,7 +97,7 @@ def test_equal_to_that_of_torch() -> None:
 @pytest.mark.parametrize("mode", ["causal", "windowed"])
 def test_copying_is_mixed_with_it(mode: str) -> None:
     model, text = made(mode=mode, copy=True, output_cutoffs=(4, 9)), tokens(2, 12)
-    targets = tokens(2, 13)[:, 1:] if mode == "causal" else tokens(2)
+    targets = targets_of(model, tokens(2, 13)[:, 1:])
     log_probs = model.predict(text)
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(targets.shape))
     torch.testing.assert_close(model(text, targets), -log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1))

@@ -97,9 +97,7 @@ def test_locked_dropout_has_one_mask_for_all_positions_and_keeps_the_mean() -> N
     assert torch.equal(out, out[:, :1].expand_as(out))
     torch.testing.assert_close(out, (out > 0) / 0.6)
     assert (out == 0).float().mean().item() == pytest.approx(0.4, abs=0.03)
-    pooled = locked_dropout(torch.ones(50, 80), 0.4, training=True)
-    for masks in (out[:, 0], pooled):
-        assert len({tuple(row) for row in masks.tolist()}) == 50
+    assert len({tuple(row) for row in out[:, 0].tolist()}) == 50
 
 
 @compiles

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lmtrain.nn.cross_attention import CrossAttention
 from lmtrain.nn.non_autoregressive import Length, NonAutoregressive
 from tests.nn import translation
 from tests.nn.translation import END, KINDS, LENGTHS, SOURCE, TARGET, TARGET_LENGTHS, VALID
@@ -38,7 +39,7 @@ def length_log_probs(model: NonAutoregressive, row: int) -> Tensor:
 
 
 @pytest.mark.parametrize("cross_attention", KINDS)
-def test_all_texts_may_be_empty(cross_attention: type[nn.Module]) -> None:
+def test_all_texts_may_be_empty(cross_attention: type[CrossAttention]) -> None:
     model = NonAutoregressive(replace(CONFIG, cross_attention=cross_attention)).eval()
     assert model.length_classifier is not None
     nn.init.zeros_(model.length_classifier.weight)

@@ -122,7 +122,7 @@ def test_pool_equals_its_definition_written_out(query: PoolQuery, residual: Pool
             h_ = r + pool.output.weight @ torch.cat(heads)
             expected = h_ + pool.feed_forward(h_ / (h_.square().mean() + 1e-6).sqrt())
             torch.testing.assert_close(out[b, t], expected)
-    torch.testing.assert_close(pool.window(x), out[:, -1])
+    torch.testing.assert_close(pool.window(x), out[:, -1:])
     torch.testing.assert_close(pool.weights(x).sum(-1), torch.ones(2, 2, dtype=torch.float64))
 
 
@@ -135,9 +135,8 @@ def test_running_form_equals_prefix_form(query: PoolQuery) -> None:
     expected = pool(x)
     state = pool.prefill(x[:, :9], lengths)
     for n in range(40):
-        new = x[torch.arange(3), lengths + n].unsqueeze(1)
-        out = pool.step(new, state)
-        torch.testing.assert_close(out, expected[torch.arange(3), lengths + n], atol=1e-5, rtol=1e-5)
+        new = torch.arange(3).unsqueeze(-1), (lengths + n).unsqueeze(-1)
+        torch.testing.assert_close(pool.step(x[new], state), expected[new], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("heads", [1, 4, 8])

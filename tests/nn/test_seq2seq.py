@@ -39,7 +39,7 @@ from tests.nn.translation import BEGIN, CONFIG, END, INPUTS, KINDS, LENGTHS, SOU
     ],
 )
 def test_cached_steps_equal_teacher_forcing(
-    attention: Callable[..., nn.Module], copy: bool, position: NormPosition
+    attention: Callable[..., CrossAttention], copy: bool, position: NormPosition
 ) -> None:
     model = make(replace(CONFIG, copy=copy, cross_attention=attention, norm_position=position))
     expected = model(SOURCE, INPUTS, VALID)
@@ -52,7 +52,7 @@ def test_cached_steps_equal_teacher_forcing(
 
 @pytest.mark.parametrize("copy", [False, True])
 @pytest.mark.parametrize("attention", KINDS)
-def test_searches_choose_and_score_words_as_teacher_forcing_does(attention: type[nn.Module], copy: bool) -> None:
+def test_searches_choose_and_score_words_as_teacher_forcing_does(attention: type[CrossAttention], copy: bool) -> None:
     """Rows that have ended are dropped between steps; those of a beam are also repeated."""
     model = make(replace(CONFIG, copy=copy, cross_attention=attention))
     model.prediction.vocabulary.weight.data.mul_(3)
@@ -142,7 +142,7 @@ def test_encoder_and_decoder_end_with_a_norm(position: NormPosition, kind: NormK
 @pytest.mark.parametrize("attention", KINDS)
 @pytest.mark.parametrize("kind", ["seq2seq", "predicted", "fixed"])
 def test_gradients_reach_every_parameter(
-    kind: Literal["seq2seq", "predicted", "fixed"], attention: type[nn.Module], copy: bool, bf16: bool
+    kind: Literal["seq2seq", "predicted", "fixed"], attention: type[CrossAttention], copy: bool, bf16: bool
 ) -> None:
     torch.manual_seed(0)
     config = replace(CONFIG, copy=copy, cross_attention=attention, dropout=0.1)

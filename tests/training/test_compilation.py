@@ -18,6 +18,9 @@ from lmtrain.training.schedule import Budget
 from tests.helpers import CPU, compiles
 from tests.training.helpers import OUT_OF_MEMORY, change, start, take_step, without_dropout
 
+LOCAL = {"model__context": 320, "model__attention": "local", "model__attention_window": 64}
+"""Windows of the attention that are read without what is outside them."""
+
 
 @compiles
 def test_the_compiled_model_trains_like_the_plain_one(tiny: Config, notes: list[str]) -> None:
@@ -31,14 +34,24 @@ def test_the_compiled_model_trains_like_the_plain_one(tiny: Config, notes: list[
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_a_captured_step_trains_like_the_plain_one(tiny: Config, precision: str) -> None:
+@pytest.mark.parametrize(
+    ("precision", "fields"),
+    [
+        ("fp32", {}),
+        ("bf16", {}),
+        ("fp16", {}),
+        ("bf16", {"train__loss_chunk": 16}),
+        ("bf16", {"model__copy": True, "model__token_shift": True, **LOCAL}),
+    ],
+    ids=str,
+)
+def test_a_captured_step_trains_like_the_plain_one(tiny: Config, precision: str, fields: dict[str, Any]) -> None:
     losses = []
     counters = torch._dynamo.utils.counters
     counters.clear()
     for wanted in (False, True):
-        fields = {"train__device": "cuda", "train__precision": precision, "train__micro_batch": None}
-        state = start(change(without_dropout(tiny), **fields, train__compile=wanted))
+        on_cuda = {"train__device": "cuda", "train__precision": precision, "train__micro_batch": None}
+        state = start(change(without_dropout(tiny), **on_cuda, **fields, train__compile=wanted))
         losses.append([float(take_step(state, 1e-3)[0]) for _ in range(5)])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4 if precision == "fp32" else 1e-2)
     assert not counters["inductor"]["cudagraph_skips"], "the passes ran, but no graph was captured"

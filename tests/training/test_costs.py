@@ -26,6 +26,7 @@ from lmtrain.training.costs import (
 )
 from lmtrain.training.loop import train_step
 from lmtrain.training.optimizers import make_optimizer
+from lmtrain.training.schedule import sample_order
 from tests.helpers import CPU, Child, choices
 from tests.training.helpers import change, run, start
 
@@ -136,6 +137,14 @@ def most_allocated(work: Callable[[], object]) -> int:
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     changes: list[int] = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
     return max(accumulate(changes))
+
+
+@pytest.mark.parametrize("mode", choices("model.mode"))
+def test_a_blank_batch_of_one_row_is_compiled_as_a_real_one(tiny: Config, store: TokenStore, mode: str) -> None:
+    config = change(tiny, model__mode=mode)
+    batch = sample_order(config, store).batch(store.split("train").ids, 0, 1)
+    for blank, real in zip(blank_batch(config.model, 1, CPU), batch, strict=True):
+        assert (blank.shape, blank.stride(), blank.dtype) == (real.shape, real.stride(), real.dtype)
 
 
 @pytest.mark.parametrize("kind", choices("train.optimizer"))

@@ -36,8 +36,7 @@ def test_the_loss_is_the_weighted_sum_of_the_texts_and_the_teachers(tiny: Config
     model, other = build(config, 0).eval(), build(config, 1)
     for parameter in other.parameters():
         parameter.data.mul_(2.0)  # sharper predictions
-    windowed = config.model.mode == "windowed"
-    tokens, targets = torch.randint(WORDS, (2, 16)), torch.randint(WORDS, (2,) if windowed else (2, 16))
+    tokens, targets = torch.randint(WORDS, (2, 16)), torch.randint(WORDS, (2, config.model.targets))
     loss = Objective(model, "auto", other, 0.3)(tokens, targets)
     p, q = model.predict(tokens).double().exp(), other.eval().predict(tokens).double().exp()
     expected = torch.empty(targets.shape, dtype=torch.float64)

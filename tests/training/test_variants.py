@@ -53,7 +53,7 @@ def test_a_short_run_learns_and_generates(
     untrained_model = start(config).model  # its output bias is the frequencies of the words
     ids = torch.tensor(store.split("valid").ids[:321].astype("int64"))
     inputs, following = ids[:-1].view(20, 16), ids[1:].view(20, 16)
-    targets = following if config.model.mode == "causal" else following[:, -1]
+    targets = following[:, -config.model.targets :]
     with torch.no_grad():
         untrained = untrained_model.eval()(inputs, targets).mean().item()
     assert outcome.score.loss < 0.96 * untrained
