@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from lmtrain.config import loader
 from lmtrain.config.schema import Config
-from lmtrain.data.corpus import Corpus, download
+from lmtrain.data.corpus import Corpus, make_corpus
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore
 from lmtrain.storage.files import MANIFEST, sha256_bytes
@@ -61,7 +61,7 @@ class Run(NamedTuple):
 def trained_run(folder: Path) -> Run:
     """A finished run in `folder`, with its data."""
     config = loader.load(None, [*SMALL, f"data.dir={folder / 'data'}"], {})
-    corpus = download(config.data)
+    corpus = make_corpus(config.data)
     store = tokenize(corpus, config.tokenizer)
     fit(config, store, folder / "runs/sample")
     return Run(folder / "runs/sample", config, corpus, store)

@@ -16,7 +16,7 @@ import yaml
 
 import lmtrain
 from lmtrain.config.schema import Config, DataConfig
-from lmtrain.data.corpus import download
+from lmtrain.data.corpus import make_corpus
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import MANIFEST
@@ -245,10 +245,10 @@ def test_a_folder_that_cannot_be_listed_is_an_error(run: Run, monkeypatch: pytes
 def test_a_pipe_in_place_of_a_text_is_rejected(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "own.txt")
     with pytest.raises(LmtrainError, match=r"own.txt can't be read: it is not a regular file"):
-        download(DataConfig(source=str(tmp_path / "own.txt"), dir=tmp_path / "data"))
+        make_corpus(DataConfig(source=str(tmp_path / "own.txt"), dir=tmp_path / "data"))
     (tmp_path / "more.txt").write_text("words of the text\n")
     with pytest.raises(LmtrainError, match=r"own.txt can't be read: it is not a regular file"):
-        download(DataConfig(source=str(tmp_path), dir=tmp_path / "data"))
+        make_corpus(DataConfig(source=str(tmp_path), dir=tmp_path / "data"))
 
 
 def test_a_folder_that_cannot_be_locked_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ def download(
     undamaged.
     """
     from lmtrain.config.loader import load, with_source
-    from lmtrain.data.corpus import download as make_corpus
+    from lmtrain.data.corpus import make_corpus
 
     data = load(config, with_source(arguments(source, overrides))).data
     corpus = make_corpus(data, force=force)

@@ -47,7 +47,7 @@ def open_corpus(folder: Path) -> Corpus:
     return Corpus(folder, read_manifest(folder, FORMAT))
 
 
-def download(data: DataConfig, *, force: bool = False) -> Corpus:
+def make_corpus(data: DataConfig, *, force: bool = False) -> Corpus:
     """Return the corpus of `data.source`: an existing one if source and content are unchanged, else a new one.
 
     What killed processes left unfinished in `data.dir` is deleted first.

@@ -14,7 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 from lmtrain.config.schema import Config, DataConfig, TokenizerConfig
-from lmtrain.data.corpus import Corpus, download, reject_foreign, undamaged
+from lmtrain.data.corpus import Corpus, make_corpus, reject_foreign, undamaged
 from lmtrain.data.splits import Lines, document_starts, lines_of, write_split
 from lmtrain.data.tokenizer import Tokenizer, pieces
 from lmtrain.data.tokenizer_choice import beginning, resolve
@@ -36,9 +36,9 @@ CHECKED_BYTES = 16 << 10
 def prepare_store(config: Config) -> TokenStore:
     """Return the token store of a configuration; a missing corpus is downloaded first.
 
-    Raises LmtrainError as `download` and `tokenize` do.
+    Raises LmtrainError as `make_corpus` and `tokenize` do.
     """
-    return tokenize(download(config.data), config.tokenizer)
+    return tokenize(make_corpus(config.data), config.tokenizer)
 
 
 def prepare_run_store(data: DataConfig, run_dir: Path, found: TokenStore | None) -> TokenStore:
@@ -46,9 +46,9 @@ def prepare_run_store(data: DataConfig, run_dir: Path, found: TokenStore | None)
     text, or else the one with the run's tokenizer.
 
     Another version may train another tokenizer on the same text, and `tokenizer.file` may be gone. Raises LmtrainError
-    as `download` and `tokenize` do.
+    as `make_corpus` and `tokenize` do.
     """
-    corpus = download(data)
+    corpus = make_corpus(data)
     if found is not None and corpus.sha256 == found.manifest["corpus_sha256"]:
         return found
     return tokenize(corpus, TokenizerConfig(file=run_dir / TOKENIZER))

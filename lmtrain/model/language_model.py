@@ -25,7 +25,7 @@ from lmtrain.config.schema import ModelConfig
 from lmtrain.model.context_copy import ContextCopy
 from lmtrain.model.decoding_state import DecodingState, State, align_left, capacity_for
 from lmtrain.model.encoder import Encoder
-from lmtrain.nn.adaptive import AdaptiveSoftmax
+from lmtrain.nn.adaptive_softmax import AdaptiveSoftmax
 from lmtrain.nn.blocks import FeedForward
 from lmtrain.nn.dropout import locked_dropout
 from lmtrain.nn.embedding import Embedding

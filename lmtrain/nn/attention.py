@@ -91,9 +91,9 @@ class SelfAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         return self.merge(attend(query, key, value, mask, pattern=pattern, dropout=dropout, scale=self.scale))
 
-    def merge(self, pooled: Tensor) -> Tensor:
+    def merge(self, attended: Tensor) -> Tensor:
         """The output projection of all heads together: (B, H, T, D) -> (B, T, W)."""
-        return self.output(join_heads(pooled))
+        return self.output(join_heads(attended))
 
     def project(self, x: Tensor, rotation: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, W) -> queries, keys and values, each (B, H, T, D)."""

@@ -91,8 +91,8 @@ def _attend_local(
     # Queries past the end attend to keys past the end: a softmax over nothing would have no gradient.
     allowed = pattern(queries, keys) & (keys >= 0) & ((keys < length) | (queries >= length))
     weights = attention_weights(to_blocks(query, BLOCK), near(key), allowed, scale, empty=False)
-    pooled = drop(weights.to(value.dtype), dropout) @ near(value)
-    return pooled.flatten(-3, -2)[..., :length, :]
+    attended = drop(weights.to(value.dtype), dropout) @ near(value)
+    return attended.flatten(-3, -2)[..., :length, :]
 
 
 def to_blocks(x: Tensor, size: int) -> Tensor:

@@ -84,10 +84,10 @@ class CompressedAttention(nn.Module):
         reject_mask(mask, "compressed")
         query, key, value = self.projections.project(x, rotation)
         far_key, far_value = self.compress_key(key), self.compress_value(value)
-        pooled = self._attend_causal(query, key, value, far_key, far_value)
+        attended = self._attend_causal(query, key, value, far_key, far_value)
         keys = torch.cat((self._unfinished(key, lengths), far_key), dim=2)
         values = torch.cat((self._unfinished(value, lengths), far_value), dim=2)
-        return self.projections.merge(pooled), CompressedCache(keys, values, self.stride)
+        return self.projections.merge(attended), CompressedCache(keys, values, self.stride)
 
     def step(self, x: Tensor, cache: CompressedCache, at: CachePosition) -> Tensor:
         """One token per row, (B, 1, W) -> (B, 1, W), at its row's position."""
@@ -116,8 +116,8 @@ class CompressedAttention(nn.Module):
         near = near.masked_fill(offset > offset.unsqueeze(-1), float("-inf"))
         weights = torch.cat((far, near), dim=-1).softmax(-1).to(value.dtype)  # (B, H, K, S, K + S)
         weights = drop(weights, self.projections.dropout, self.training)
-        pooled = weights[..., :blocks].flatten(2, 3) @ far_value + (weights[..., blocks:] @ value).flatten(2, 3)
-        return pooled[:, :, :length]
+        attended = weights[..., :blocks].flatten(2, 3) @ far_value + (weights[..., blocks:] @ value).flatten(2, 3)
+        return attended[:, :, :length]
 
     def _unfinished(self, x: Tensor, lengths: Tensor) -> Tensor:
         """Return the block to which each row's next token belongs: (B, H, T, D), (B,) -> (B, H, S, D)."""

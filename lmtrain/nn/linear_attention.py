@@ -124,9 +124,9 @@ class LinearAttention(nn.Module):
         """Attend causally over x (B, T, W); also return the state after its rows' first `lengths` (B,) tokens."""
         reject_mask(mask, "linear")
         query, key, value = self.projections.project(x)
-        pooled = causal_linear_attention(query, key, value, rotation=rotation)
+        attended = causal_linear_attention(query, key, value, rotation=rotation)
         state = LinearState.of(key, value, rotation=rotation, lengths=lengths)
-        return self.projections.merge(pooled.to(value.dtype)), state
+        return self.projections.merge(attended.to(value.dtype)), state
 
     def step(self, x: Tensor, cache: LinearState, at: CachePosition) -> Tensor:
         """One token per row, (B, 1, W) -> (B, 1, W), which is added to the cache."""

@@ -53,7 +53,7 @@ class Monitor:
     def text(self, step: int, title: str, markdown: str) -> None:
         """Show a text in TensorBoard."""
 
-    def state(self, status: Status, **details: object) -> None:
+    def write_status(self, status: Status, **details: object) -> None:
         """Write the run's status to `state.json`."""
 
     def flush(self) -> int:
@@ -128,7 +128,7 @@ class RunMonitor(Monitor):
         with write_errors(self._run_dir):
             self._events.add_text(title, markdown, step)
 
-    def state(self, status: Status, **details: object) -> None:
+    def write_status(self, status: Status, **details: object) -> None:
         write_state(self._run_dir, status, **details)
 
     def flush(self) -> int:

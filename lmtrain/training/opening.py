@@ -100,10 +100,10 @@ def open_run(
                 catch_stop_signals(processes) as stop,
                 CheckpointSaver(run_dir, config.train.keep, processes, common_steps=common) as saver,
             ):
-                monitor.state("running", step=step)
+                monitor.write_status("running", step=step)
                 yield Trainer(state, run_dir, budget, clock, monitor, saver, stop)
         except BaseException:
-            monitor.state("failed", step=state.counters.step)
+            monitor.write_status("failed", step=state.counters.step)
             raise
 
 

@@ -17,7 +17,7 @@ from lmtrain.config.automatic import MINUTES, automatic
 from lmtrain.config.loader import ConfigSource, differences, load, load_fields, override_value, overrides_of
 from lmtrain.config.schema import DROPOUT_FIELDS, RUN_NAME, Config, DataConfig, TokenizerConfig
 from lmtrain.config.train import BUDGETS
-from lmtrain.data.corpus import download
+from lmtrain.data.corpus import make_corpus
 from lmtrain.data.sources import local_path
 from lmtrain.data.tokenizer_choice import resolve
 from lmtrain.data.tokenizing import prepare_run_store, tokenize
@@ -148,7 +148,7 @@ def _with_absolute_paths(config: Config, run_dir: Path) -> Config:
 def prepare(plan: RunPlan) -> tuple[Config, TokenStore]:
     """Return the complete configuration, and the token store to train on, which is made if it is missing.
 
-    Raises LmtrainError as `download` and `tokenize` do, and UsageError for overrides that don't fit the automatic
+    Raises LmtrainError as `make_corpus` and `tokenize` do, and UsageError for overrides that don't fit the automatic
     recipe.
     """
     tokenizer, store = _tokens_of(plan)
@@ -168,7 +168,7 @@ def _tokens_of(plan: RunPlan) -> tuple[TokenizerConfig, TokenStore]:
     config = plan.config
     stored = run_config(plan.run_dir) if has_checkpoint(plan.run_dir) else None
     if stored is None or _wants_other_tokenizer(config.tokenizer, stored.tokenizer):
-        corpus = download(config.data)
+        corpus = make_corpus(config.data)
         tokenizer = resolve(config.tokenizer, corpus)
         return tokenizer, tokenize(corpus, tokenizer)
     found = find_store(config.data.dir, _store_hash(plan.run_dir))

@@ -123,7 +123,9 @@ class Trainer:
         self.monitor.record(step, "final", score.figures())
         report = "\n".join(["the best checkpoint on the whole validation split:", *score.lines()])
         self.monitor.text(step, "final", escape_markdown(report))
-        self.monitor.state(outcome.status, step=step, minutes=minutes, best_step=best_step, valid=score.summary())
+        self.monitor.write_status(
+            outcome.status, step=step, minutes=minutes, best_step=best_step, valid=score.summary()
+        )
         return outcome
 
     def save_interrupted(self, signal: str) -> Outcome:
@@ -132,7 +134,7 @@ class Trainer:
         if self._saved_step != step:
             self._save(None)
         self.saver.wait()
-        self.monitor.state("interrupted", step=step, signal=signal)
+        self.monitor.write_status("interrupted", step=step, signal=signal)
         return Outcome("interrupted", step, self.clock.seconds / 60, None, best_step=0)
 
     def _training_seconds(self) -> float:

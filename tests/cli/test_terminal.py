@@ -166,3 +166,12 @@ def test_a_conversation_is_not_in_json(lmtrain: Lmtrain, monkeypatch: pytest.Mon
     done = lmtrain("generate", "--json")
     assert (done.code, done.out) == (2, "")
     assert "--json needs a prompt: give one as an argument" in done.err
+
+
+def test_no_line_end_is_added_to_a_prompt_that_has_one_and_no_text(
+    lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["generate", "The river\n", "--greedy", "-n", "1"]
+    assert lmtrain(*arguments).out == "The river\n\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert lmtrain(*arguments, "--stop-string", "\n").out == "The river\n"

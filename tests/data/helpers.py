@@ -55,7 +55,7 @@ def parquet(rows: Any, column: str = "text", **options: Any) -> bytes:
     return file.getvalue()
 
 
-def make_corpus(folder: Path, documents: Documents, **info: Any) -> Corpus:
+def corpus_of(folder: Path, documents: Documents, **info: Any) -> Corpus:
     """A corpus folder with these documents."""
     splits: dict[str, dict[str, int]] = {}
     with new_folder(folder, FORMAT, {"splits": splits, **info}) as temporary:
@@ -72,7 +72,7 @@ def make_corpus(folder: Path, documents: Documents, **info: Any) -> Corpus:
 
 def make_store(data: Path, kind: Kind = "word", documents: Documents | None = None) -> TokenStore:
     """A corpus `tiny` in the folder `data`, and its store."""
-    return tokenize(make_corpus(data / "tiny", documents or DOCUMENTS), CONFIGS[kind])
+    return tokenize(corpus_of(data / "tiny", documents or DOCUMENTS), CONFIGS[kind])
 
 
 def lines(corpus: Corpus, split: str) -> list[str]:

@@ -18,7 +18,7 @@ from unittest.mock import patch
 from urllib.parse import unquote, urlsplit
 
 from lmtrain.config.schema import DataConfig
-from lmtrain.data.corpus import download
+from lmtrain.data.corpus import make_corpus
 from lmtrain.errors import LmtrainError
 from lmtrain.system.messages import log_level
 
@@ -112,7 +112,7 @@ def attempt(fields: dict[str, Any], force: bool, broken: tuple[str, Exception] |
     fault = patch(broken[0], side_effect=broken[1]) if broken else nullcontext()
     with redirect_stderr(io.StringIO()) as stderr, log_level(logging.WARNING), fault:
         try:
-            return download(DataConfig(**fields), force=force).manifest, stderr.getvalue()
+            return make_corpus(DataConfig(**fields), force=force).manifest, stderr.getvalue()
         except LmtrainError as error:
             return str(error), stderr.getvalue()
 

@@ -14,7 +14,7 @@ import pytest
 
 from lmtrain.config.schema import DataConfig, TokenizerConfig
 from lmtrain.data import sample
-from lmtrain.data.corpus import Corpus, download, open_corpus
+from lmtrain.data.corpus import Corpus, make_corpus, open_corpus
 from lmtrain.data.sources import Source, find_source
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.errors import LmtrainError, UsageError
@@ -49,7 +49,7 @@ class Importer:
     def __call__(self, source: Path | str, *, force: bool = False, **fields: Any) -> Corpus:
         data = DataConfig(source=str(source), dir=self.dir, **fields)
         with messages() as self.notes:
-            return download(data, force=force)
+            return make_corpus(data, force=force)
 
 
 @pytest.fixture
@@ -359,12 +359,12 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(load: Importer, small: Path)
 
 def test_what_a_killed_process_left_is_deleted_at_the_next_start(tmp_path: Path, notes: list[str]) -> None:
     data = DataConfig(dir=tmp_path, sample_tokens=1000)
-    corpus = download(data)
+    corpus = make_corpus(data)
     corpus.folder.rename(tmp_path / f".tmp-{corpus.folder.name}~old-0123abcd")  # killed while it was replaced
     (tmp_path / ".tmp-other.word-4567cdef").mkdir()
     (tmp_path / ".tmp-other.word-4567cdef" / "train.npy").touch()
     notes.clear()
-    assert download(data) == corpus
+    assert make_corpus(data) == corpus
     assert [path.name for path in tmp_path.iterdir()] == [corpus.folder.name]
     assert notes == []
 

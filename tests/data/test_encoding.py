@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lmtrain.data import splits, tokenizer, tokenizing
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.data.tokenizing import tokenize
-from tests.data.helpers import CONFIGS, KINDS, Documents, make_corpus, make_store
+from tests.data.helpers import CONFIGS, KINDS, Documents, corpus_of, make_store
 
 LINES = [f"line {number} says {number % 7} times é" for number in range(400)]
 DOCUMENTS: Documents = {"train": [part.tolist() for part in np.array_split(np.array(LINES), 4)], "valid": [["line 3"]]}
@@ -43,7 +43,7 @@ def test_rare_words_are_dropped_where_there_are_too_many(tmp_path: Path, monkeyp
 
 
 def test_a_part_is_taken_evenly_from_all_of_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = make_corpus(tmp_path / "tiny", DOCUMENTS).folder / "train.txt"
+    text = corpus_of(tmp_path / "tiny", DOCUMENTS).folder / "train.txt"
     assert list(tokenizing._sample(splits.lines_of(text), 1.0)) == LINES
     monkeypatch.setattr(tokenizing, "_SPAN", 1_000)
     taken = list(tokenizing._sample(splits.lines_of(text), 0.25))
@@ -57,7 +57,7 @@ def test_merges_of_a_large_text_are_learned_from_a_part(
 ) -> None:
     monkeypatch.setattr(tokenizing, "BPE_BYTES", 1_000)
     monkeypatch.setattr(tokenizing, "_SPAN", 2_000)
-    corpus = make_corpus(tmp_path / "tiny", DOCUMENTS)
+    corpus = corpus_of(tmp_path / "tiny", DOCUMENTS)
     store = tokenize(corpus, CONFIGS["bpe"])
     assert any("learned from" in note and "of the text" in note for note in notes)
     assert tokenize(corpus, CONFIGS["word"]).split("train").replaced == 0, "words are counted in all of it"
@@ -70,11 +70,11 @@ GROWTH = """
 import sys
 from pathlib import Path
 from lmtrain.data import tokenizing
-from lmtrain.data.corpus import download
+from lmtrain.data.corpus import make_corpus
 from lmtrain.config.schema import DataConfig, TokenizerConfig
 
 data = DataConfig(source=sys.argv[1] + "/text", dir=Path(sys.argv[1], "data"))
-corpus = download(data)
+corpus = make_corpus(data)
 tokenizing.open_store = lambda *_: None
 tokenizing.tokenize(corpus, TokenizerConfig(kind="word"))
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))

@@ -10,7 +10,7 @@ from lmtrain.data.corpus import Corpus
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.storage.run_folder import TOKENIZER
-from tests.data.helpers import CONFIGS, DOCUMENTS, KINDS, make_corpus
+from tests.data.helpers import CONFIGS, DOCUMENTS, KINDS, corpus_of
 
 OTHER = {"train": [["the new cat sat", "", "on <unk> 7 hats"], ["a é hat"]], "valid": [["the hat sat on the cat"]]}
 
@@ -18,7 +18,7 @@ OTHER = {"train": [["the new cat sat", "", "on <unk> 7 hats"], ["a é hat"]], "v
 @pytest.fixture
 def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A tokenizer.json away from the store that it was made for; of words unless a test names another kind."""
-    corpus = make_corpus(tmp_path / "first" / "tiny", DOCUMENTS)
+    corpus = corpus_of(tmp_path / "first" / "tiny", DOCUMENTS)
     config = CONFIGS[getattr(request, "param", "word")]
     store = tokenize(corpus, config)
     return shutil.copyfile(store.folder / TOKENIZER, tmp_path / "given.json")
@@ -26,7 +26,7 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Corpus:
-    return make_corpus(tmp_path / "data" / "other", OTHER)
+    return corpus_of(tmp_path / "data" / "other", OTHER)
 
 
 @pytest.mark.parametrize("file", KINDS, indirect=True)

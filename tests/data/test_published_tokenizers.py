@@ -13,7 +13,7 @@ from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizing import text_split, tokenize
 from lmtrain.errors import LmtrainError
-from tests.data.helpers import DOCUMENTS, make_corpus
+from tests.data.helpers import DOCUMENTS, corpus_of
 from tests.data.published import EXACT, SHAPES, as_given, published, reference, tokenizer_of
 
 WORDS = ["the", "cat", "'s", " ", "  ", "\n", "\t", "\r", "é", "東", "😀", "\x00", "7", "Cat", ".", "-"]
@@ -114,7 +114,7 @@ def test_the_file_is_complete_by_itself_and_the_library_reads_it(name: str, tmp_
 
 @EVERY_SHAPE
 def test_a_store_has_one_end_of_text_token_for_each_document(name: str, tmp_path: Path, notes: list[str]) -> None:
-    corpus = make_corpus(tmp_path / "tiny", DOCUMENTS)
+    corpus = corpus_of(tmp_path / "tiny", DOCUMENTS)
     store = tokenize(corpus, TokenizerConfig(file=write(tmp_path, name)))
     for split, documents in DOCUMENTS.items():
         ids = store.split(split).ids
@@ -210,6 +210,6 @@ def test_words_that_a_vocabulary_without_an_unknown_token_lacks_are_an_error(tmp
 
 def test_a_tokenizer_that_loses_text_has_no_floor(tmp_path: Path) -> None:
     floor = {"train": {"word_perplexity": 3.0, "nats": 1.0, "tokens": 1}}
-    corpus = make_corpus(tmp_path / "sample", {"train": [["The Cat"]]}, floor=floor)
+    corpus = corpus_of(tmp_path / "sample", {"train": [["The Cat"]]}, floor=floor)
     lossy, lossless = (tokenize(corpus, TokenizerConfig(file=write(tmp_path, name))) for name in ("bert", "gpt2"))
     assert (lossy.split("train").floor, lossless.split("train").floor) == (None, 3.0)

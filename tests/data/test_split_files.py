@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.config.schema import DataConfig
-from lmtrain.data.corpus import download
+from lmtrain.data.corpus import make_corpus
 from lmtrain.data.sources import find_source
 from lmtrain.data.split_files import find_splits
 from lmtrain.errors import LmtrainError
@@ -227,15 +227,15 @@ def test_a_link_to_a_missing_file_is_not_ignored(tmp_path: Path, name: str) -> N
     (tmp_path / name).symlink_to("nowhere")
     source = tmp_path / name if name == "source" else tmp_path
     with pytest.raises(LmtrainError, match=f"{name} is a link to a file that isn't there: mend it or delete it"):
-        download(DataConfig(source=str(source), dir=tmp_path / "data"))
+        make_corpus(DataConfig(source=str(source), dir=tmp_path / "data"))
 
 
 def test_what_is_not_used_is_named_each_time(tmp_path: Path) -> None:
     folder = tmp_path / "text"
     fill(folder, "train.txt valid.txt")
     data = DataConfig(source=str(folder), dir=tmp_path / "data")
-    made = download(data)
+    made = make_corpus(data)
     fill(folder, "chapter-2.txt")
     with messages() as notes:
-        assert download(data) == made
+        assert make_corpus(data) == made
     assert notes == [f"not used in {folder}, since {OTHER_SPLITS}: chapter-2.txt"]

@@ -9,7 +9,7 @@ import pytest
 
 from lmtrain.config.schema import DataConfig
 from lmtrain.data import tokenizing
-from lmtrain.data.corpus import download
+from lmtrain.data.corpus import make_corpus
 from lmtrain.data.local import read_lines, text_lines
 from lmtrain.data.tokenizing import text_split, tokenize
 from lmtrain.data.tokens import Split, TokenStore
@@ -37,7 +37,7 @@ def test_a_file_is_the_split_that_a_corpus_makes_of_it(
         path = write(source / name, "".join(json.dumps({"body": f"{line}\nmore"}) + "\n" for line in VALID))
     else:
         path = write(source / name, gzip.compress("\n".join(VALID).encode()))
-    store = tokenize(download(DataConfig(source=str(source), dir=tmp_path, text_column="body")), CONFIGS[kind])
+    store = tokenize(make_corpus(DataConfig(source=str(source), dir=tmp_path, text_column="body")), CONFIGS[kind])
     split = text_split(read_lines([path], "body"), store.tokenizer, label=str(path))
     assert content(split) == content(store.split("valid"))
     if (kind, name) == ("word", "valid.txt.gz"):

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from lmtrain.config.schema import DataConfig, TokenizerConfig
-from lmtrain.data.corpus import download
+from lmtrain.data.corpus import make_corpus
 from lmtrain.data.tokenizer_choice import beginning, fitting_size, resolve
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.errors import LmtrainError
-from tests.data.helpers import CONFIGS, make_corpus
+from tests.data.helpers import CONFIGS, corpus_of
 
 MARKED = ["The river , wide , was there . "] * 60
 """Lines in which spaces set punctuation apart."""
@@ -30,12 +30,12 @@ MARKED = ["The river , wide , was there . "] * 60
     ],
 )
 def test_the_kind_is_word_where_spaces_set_punctuation_apart(tmp_path: Path, line: str, kind: str) -> None:
-    corpus = make_corpus(tmp_path / "tiny", {"train": [[line] * 60], "valid": [["a"]]})
+    corpus = corpus_of(tmp_path / "tiny", {"train": [[line] * 60], "valid": [["a"]]})
     assert resolve(TokenizerConfig(), corpus).kind == kind
 
 
 def test_the_built_in_sample_has_words(tmp_path: Path) -> None:
-    corpus = download(DataConfig(dir=tmp_path, sample_tokens=1_000))
+    corpus = make_corpus(DataConfig(dir=tmp_path, sample_tokens=1_000))
     assert resolve(TokenizerConfig(), corpus) == TokenizerConfig(kind="word")
 
 
@@ -60,7 +60,7 @@ def test_the_size_of_a_bpe_vocabulary_fits_the_text(text_bytes: int, size: int) 
 def test_a_store_is_made_as_resolved(
     tmp_path: Path, fields: dict[str, Any], resolved: dict[str, Any], notes: list[str]
 ) -> None:
-    corpus = make_corpus(tmp_path / "tiny", {"train": [MARKED], "valid": [["a"]]})
+    corpus = corpus_of(tmp_path / "tiny", {"train": [MARKED], "valid": [["a"]]})
     config, expected = TokenizerConfig(**fields), TokenizerConfig(**resolved)
     assert resolve(config, corpus) == expected
     store = tokenize(corpus, config)
@@ -72,7 +72,7 @@ def test_a_store_is_made_as_resolved(
 
 
 def test_a_tokenizer_that_is_given_has_a_kind_of_its_own(tmp_path: Path) -> None:
-    corpus = make_corpus(tmp_path / "tiny", {"train": [MARKED], "valid": [["a"]]})
+    corpus = corpus_of(tmp_path / "tiny", {"train": [MARKED], "valid": [["a"]]})
     config = TokenizerConfig(file=tokenize(corpus, CONFIGS["bpe"]).folder / "tokenizer.json")
     assert resolve(config, corpus) == config
     store = tokenize(corpus, config)
@@ -80,14 +80,14 @@ def test_a_tokenizer_that_is_given_has_a_kind_of_its_own(tmp_path: Path) -> None
 
 
 def test_a_size_too_small_for_the_kind_that_was_chosen_is_named(tmp_path: Path) -> None:
-    corpus = make_corpus(tmp_path / "tiny", {"train": [["plain text, as it is."] * 60]})
+    corpus = corpus_of(tmp_path / "tiny", {"train": [["plain text, as it is."] * 60]})
     with pytest.raises(LmtrainError, match=r"vocab_size=100 is too small for the bpe .* or set tokenizer\.kind=word"):
         tokenize(corpus, TokenizerConfig(vocab_size=100))
 
 
 def test_unknown_words_are_named_for_each_split(tmp_path: Path, notes: list[str]) -> None:
     documents = {"train": [["a a a b <unk> c , ."]], "valid": [["a a new <unk>"]], "test": [["a a"]]}
-    tokenize(make_corpus(tmp_path / "tiny", documents), TokenizerConfig(kind="word", vocab_size=4))
+    tokenize(corpus_of(tmp_path / "tiny", documents), TokenizerConfig(kind="word", vocab_size=4))
     assert notes[-1] == (
         "the tokenizer does not know all words: <unk> replaces 33.3% (train), 20% (valid), 0% (test) of the tokens"
     )

@@ -14,14 +14,14 @@ from lmtrain.config.schema import DataConfig, TokenizerConfig
 from lmtrain.data import corpus as corpus_module
 from lmtrain.data import tokenizer as tokenizer_module
 from lmtrain.data import tokens as tokens_module
-from lmtrain.data.corpus import Corpus, download, open_corpus
+from lmtrain.data.corpus import Corpus, make_corpus, open_corpus
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.data.tokenizing import tokenize
 from lmtrain.data.tokens import TokenStore, find_store, open_store
 from lmtrain.errors import LmtrainError, UnreadableError
 from lmtrain.storage.files import MANIFEST
 from lmtrain.storage.run_folder import TOKENIZER
-from tests.data.helpers import CONFIGS, DOCUMENTS, KINDS, make_corpus, make_store
+from tests.data.helpers import CONFIGS, DOCUMENTS, KINDS, corpus_of, make_store
 from tests.helpers import flip_bit
 
 FLOOR = {split: {"word_perplexity": 3.0, "nats": 1.0, "tokens": 1} for split in ("train", "valid")}
@@ -101,7 +101,7 @@ def test_the_floor_is_that_of_splits_whose_words_are_all_known(
 ) -> None:
     """`<unk>` in place of rare words is easier to predict than they are."""
     documents = DOCUMENTS | {"train": [["the cat sat on the mat"]]}
-    corpus = make_corpus(tmp_path / "sample", documents, floor=FLOOR)
+    corpus = corpus_of(tmp_path / "sample", documents, floor=FLOOR)
     store = tokenize(corpus, TokenizerConfig(**config))
     again = tokenize(corpus, TokenizerConfig(file=store.folder / TOKENIZER))
     for made in (store, again):
@@ -111,7 +111,7 @@ def test_the_floor_is_that_of_splits_whose_words_are_all_known(
 @pytest.mark.parametrize(("known", "holds"), [(998, False), (999, True)])
 def test_the_floor_allows_a_thousandth_of_unknown_words(known: int, holds: bool, tmp_path: Path) -> None:
     documents = {"train": [["the cat"]], "valid": [[f"{'the ' * (known - 1)}dog"]]}  # with the line's end
-    split = tokenize(make_corpus(tmp_path / "sample", documents, floor=FLOOR), TokenizerConfig(kind="word")).split(
+    split = tokenize(corpus_of(tmp_path / "sample", documents, floor=FLOOR), TokenizerConfig(kind="word")).split(
         "valid"
     )
     assert (split.tokens, split.replaced) == (known + 1, 1)
@@ -153,7 +153,7 @@ def test_a_store_that_cannot_be_read_is_not_replaced(
     store = make_store(tmp_path)
     for make in (
         lambda: tokenize(open_corpus(tmp_path / "tiny"), CONFIGS["word"]),
-        lambda: download(DataConfig(source="sample", sample_tokens=1000, dir=tmp_path)),
+        lambda: make_corpus(DataConfig(source="sample", sample_tokens=1000, dir=tmp_path)),
     ):
         found: TokenStore | Corpus = make()
         before = sorted(found.folder.iterdir())
@@ -175,7 +175,7 @@ def test_an_unfinished_store_is_not_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["thesis.txt", "valid.bin/thesis.txt"])
 def test_other_files_in_the_store_s_folder_are_never_deleted(tmp_path: Path, name: str) -> None:
-    corpus = make_corpus(tmp_path / "tiny", DOCUMENTS)
+    corpus = corpus_of(tmp_path / "tiny", DOCUMENTS)
     folder = tokenize(corpus, CONFIGS["word"]).folder
     (folder / "valid.bin").unlink()
     thesis = folder / name

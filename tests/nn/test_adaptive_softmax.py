@@ -12,7 +12,7 @@ from lmtrain.config.schema import ModelConfig
 from lmtrain.errors import LmtrainError
 from lmtrain.model.build import build_model, set_output_bias
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.nn.adaptive import AdaptiveSoftmax
+from lmtrain.nn.adaptive_softmax import AdaptiveSoftmax
 from lmtrain.nn.chunked_loss import _backward_chunks, _forward_chunks, linear_cross_entropy
 from lmtrain.nn.output_loss import Chunk
 from tests.model.models import VOCABULARY, build, hidden, targets_of, tokens
@@ -158,7 +158,7 @@ def test_the_largest_cluster_decides_how_many_logits_exist_at_once(monkeypatch: 
         at_once.append(arguments[4])
         return linear_cross_entropy(*arguments)
 
-    monkeypatch.setattr("lmtrain.nn.adaptive.linear_cross_entropy", noted)
+    monkeypatch.setattr("lmtrain.nn.adaptive_softmax.linear_cross_entropy", noted)
     monkeypatch.setattr("lmtrain.nn.output_loss.MAX_LOGIT_BYTES", 4 * 64 * 40)
     monkeypatch.setattr("lmtrain.nn.output_loss.MIN_ROWS", 6)
     part, hidden, weight = AdaptiveSoftmax(3, 160, None), torch.randn(64, 3), torch.randn(160, 3)
