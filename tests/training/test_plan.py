@@ -16,6 +16,7 @@ from lmtrain.config.schema import Config, RunConfig
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.storage.run_folder import create_run, default_name, run_config
 from lmtrain.training.plan import RunPlan, changed_fields, plan_run, prepare
+from tests.data.published import published
 from tests.helpers import TINY
 from tests.training.helpers import last_hash
 
@@ -246,9 +247,12 @@ def test_a_source_that_is_given_is_not_ignored(folder: Path) -> None:
 def test_a_run_is_not_resumed_with_another_tokenizer(folder: Path) -> None:
     plan = plan_run(None, ["data.source=book.txt", *OWN])
     stored = train(plan)
-    other = plan_run(None, ["run.name=book", "tokenizer.kind=byte", "tokenizer.vocab_size=null"])
-    with pytest.raises(LmtrainError, match=r"the tokenizer is not the one that runs/book was trained on"):
-        train(other)
+    Path("given.json").write_text(published("words"))
+    in_bytes = ["tokenizer.kind=byte", "tokenizer.vocab_size=null"]
+    for fields in (["tokenizer.file=given.json"], ["tokenizer.vocab_size=300"], in_bytes):
+        other = plan_run(None, ["run.name=book", *fields])
+        with pytest.raises(LmtrainError, match=r"the tokenizer is not the one that runs/book was trained on"):
+            train(other)
     (folder / "book.txt").unlink()
     with pytest.raises(LmtrainError, match=r"book\.txt is not a file or folder here"):
         train(other)
