@@ -120,7 +120,10 @@ RUNS: dict[str, tuple[Damage, str | None]] = {
     "a pipe for .lock": (replaced(".lock", os.mkfifo), "run.*: it is .*regular file"),
     "a link for .lock": (replaced(".lock", a_link), "run.*: it is .*symbolic link"),
     "a link for metrics.jsonl": (replaced("metrics.jsonl", a_link), "metrics.jsonl.*symbolic link"),
-    "no good checkpoint": (no_weights, r"step-\d+.*step-\d+.*delete or move this folder, or choose another run.name"),
+    "no undamaged checkpoint": (
+        no_weights,
+        r"step-\d+.*step-\d+.*delete or move this folder, or choose another run.name",
+    ),
     **{f"integer {group}": (integer_weights(group), r"torch\.int32 of shape") for group in ("model", "ema")},
     "a step too large": (in_manifest("counters", "step", 10**30), "step"),
     "a step below 0": (in_manifest("counters", "step", -1), "step"),

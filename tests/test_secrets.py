@@ -31,16 +31,16 @@ def leaking(folder: Path) -> list[str]:
 
 
 FAILING = {
-    "source": (["download", ADDRESS], "data.source is an address"),
-    "override": (["train", f"data.source={ADDRESS}"], "data.source is an address"),
-    "environment": (["train"], "data.source is an address"),
-    "not an override": (["train", ADDRESS], "data.source is an address"),
-    "looks like an override": (["train", f"{ADDRESS}?a=b"], "data.source is an address"),
+    "source": (["download", ADDRESS], "data.source is a URL"),
+    "override": (["train", f"data.source={ADDRESS}"], "data.source is a URL"),
+    "environment": (["train"], "data.source is a URL"),
+    "not an override": (["train", ADDRESS], "data.source is a URL"),
+    "looks like an override": (["train", f"{ADDRESS}?a=b"], "data.source is a URL"),
     "bad YAML": (["train", f"train.sample_prompts=[{ADDRESS}: ["], "not valid YAML"),
     "another type": (["train", f"data.sources=[{ADDRESS}]"], "the field was removed"),
     "key": (["train", f"data.sources=[{{'{ADDRESS}': 1, '{ADDRESS}': 2}}]"], "duplicate key"),
     "another field": (["train", f"model.dim={ADDRESS}"], "model.dim="),
-    "file": (["train", "-c", "address.yaml"], "data.source is an address"),
+    "file": (["train", "-c", "address.yaml"], "data.source is a URL"),
     "bad file": (["train", "-c", "bad.yaml"], "not valid YAML"),
     "eval": (["eval", ADDRESS], "is not an override"),
     "eval with an override": (["eval", f"{ADDRESS}?a=b"], "eval accepts only its options (-h) and eval.FIELD=VALUE"),

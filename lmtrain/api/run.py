@@ -111,7 +111,7 @@ class Run:
         """Return the completions of each prompt, best first: see `generation.complete.complete`."""
         is_list = isinstance(prompts, Sequence) and not isinstance(prompts, str)
         if not is_list or not all(isinstance(prompt, str) for prompt in prompts):
-            raise TypeError("prompts must be a list of texts")
+            raise TypeError("prompts must be a list of strings")
         # Inference mode makes every operator a little cheaper to call. A GPU replays its steps, and would gain nothing.
         with torch.inference_mode(self.device.type == "cpu"), autocast(self.device, "fp32"):
             return complete(self._packed_model, self.tokenizer, prompts, options, first=first, on_token=on_token)
@@ -259,7 +259,7 @@ def load(
 
     LMTRAIN_RUN__DIR in the environment replaces the folder `runs`, and LMTRAIN_DATA__DIR the data folder `data`.
     Messages and progress go to stderr. Raises LmtrainError if a run does not exist or is damaged, or if several can't
-    be averaged, and UsageError for any other value of an argument or of these variables.
+    be averaged, and UsageError for an invalid argument or variable.
     """
     for name, value, choices in (
         ("weights", weights, ("auto", "raw", "ema")),
@@ -267,7 +267,7 @@ def load(
         ("precision", precision, (None, "auto", "fp32", "bf16", "fp16")),
     ):
         if value not in choices:
-            raise UsageError(f"{name}={value!r}: it is one of {', '.join(map(str, choices))}")
+            raise UsageError(f"{name}={value!r}: choose one of {', '.join(map(str, choices))}")
     names = [run] if run is None or isinstance(run, str | Path) else run
     if not names:
         raise UsageError("the list of runs is empty: name one, or leave it out for the latest")

@@ -28,7 +28,7 @@ def train(
 
     `arguments` are those of the command: a source, unless `config` names it, and overrides `section.field=value`.
     `config` is a YAML file or the name of a recipe, the sections of a configuration as a dict, or a Config; without it,
-    sizes and budget follow from the text and the machine. `quiet` leaves only warnings of the messages and progress.
+    sizes and budget follow from the text and the machine. `quiet` shows warnings only.
 
         lmtrain.train("book.txt", "train.max_minutes=20")
         lmtrain.train("train.max_minutes=20", config="wikitext2-cpu")
@@ -41,7 +41,7 @@ def train(
     """
     if not all(isinstance(argument, str | Path) for argument in arguments):
         raise TypeError(
-            'the source and each override "section.field=value" are arguments of their own; config= takes a dict'
+            'the source and each override "section.field=value" are separate arguments; config= takes a dict'
         )
     if threading.current_thread() is not threading.main_thread():
         raise UsageError("lmtrain.train works in the main thread only, which gets the signals: call it there")

@@ -82,7 +82,7 @@ def main() -> None:
     except MemoryError:
         _fail("out of memory")
     except UnicodeEncodeError as error:
-        remedy = "rename what has this name" if error.encoding == "utf-8" else "set PYTHONIOENCODING=utf-8"
+        remedy = "rename the file" if error.encoding == "utf-8" else "set PYTHONIOENCODING=utf-8"
         _fail(f"{error.object[error.start]!r} can't be written in {error.encoding}: {remedy}")
     except OSError as error:
         _fail(f"{error.filename or 'input or output'}: {error.strerror or error}")

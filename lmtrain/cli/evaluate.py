@@ -65,7 +65,7 @@ def evaluate(
     from lmtrain.system.machine import explain_out_of_memory
 
     if text is not None and split is not None:
-        raise UsageError("--split and --text exclude each other: give one of them")
+        raise UsageError("give --split or --text, not both")
     overrides = overrides or []
     if words := [argument for argument in overrides if "=" not in argument]:
         raise UsageError(f"{shown(words[0])} is not an override: --text FILE scores a file, and --run RUN names a run")

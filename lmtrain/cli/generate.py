@@ -117,13 +117,13 @@ def generate(
     if words := [argument for argument in overrides if "=" not in argument]:
         quoted = " ".join(filter(None, [prompt, *words]))
         raise UsageError(
-            f"a prompt comes before the overrides, and one of several words needs quotes: lmtrain generate {quoted!r}"
+            f"put the prompt before the overrides, and quote it if it has several words: lmtrain generate {quoted!r}"
         )
     searches = [name for name, is_set in (("--greedy", greedy), ("--beams", beams > 1)) if is_set]
     if searches and (others := searches[1:] + _sampling_options(context)):
-        raise UsageError(f"{searches[0]} excludes {', '.join(others)}: leave out one or the other")
+        raise UsageError(f"{searches[0]} can't be combined with {', '.join(others)}: leave out one or the other")
     if prompt is not None and prompts is not None:
-        raise UsageError("a prompt and --prompts exclude each other: leave out one of them")
+        raise UsageError("give a prompt or --prompts, not both")
     asks = prompt is None and prompts is None and sys.stdin.isatty()
     if asks and as_json:
         raise UsageError("--json needs a prompt: give one as an argument")

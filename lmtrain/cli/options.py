@@ -108,7 +108,7 @@ def run_folders(command: str, runs: list[Path] | None, config: Path | None, over
     """Return the folders of the runs to use; the first of these that is given decides: `runs`, run.name in `overrides`
     or in the environment, run.name in the file `config`, the name of that file. Without any, it is the latest run.
 
-    Raises UsageError if the command does not accept an override, and if `overrides` has run.name beside `runs`.
+    Raises UsageError if the command does not accept an override, and if `runs` and run.name are both given.
     """
     from lmtrain.config.loader import load_fields, overrides_of
     from lmtrain.config.mistakes import shown
@@ -122,7 +122,7 @@ def run_folders(command: str, runs: list[Path] | None, config: Path | None, over
                 "everything else is what the run was trained with"
             )
     if runs and overrides_of(overrides, "run.name"):
-        raise UsageError("--run and run.name exclude each other: give one of them")
+        raise UsageError("give --run or run.name, not both")
     settings = load_fields(config, overrides, "run.dir", "run.name").run
     if runs:
         return [find_run(run, settings.dir) for run in runs]

@@ -59,7 +59,7 @@ def interactive(trained: Run, options: Options) -> None:
     if importlib.util.find_spec("readline"):
         import readline  # noqa: F401 -- adds line editing and history to `input`
     log.info(
-        f"{trained.folder}, step {trained.step:,}. Type a prompt and press Enter. Ctrl-C stops a text, Ctrl-D leaves."
+        f"{trained.folder}, step {trained.step:,}. Type a prompt and press Enter. Ctrl-C stops a text, Ctrl-D quits."
     )
     number = 0
     while (prompt := _ask()) is not None:
@@ -110,7 +110,7 @@ def _complete(trained: Run, options: Options, prompts: list[Prompt], first: int,
 
 
 def _warn(trained: Run, options: Options, prompt: str) -> None:
-    """Warn of what the model can't read of a prompt."""
+    """Warn of the parts of a prompt that the model can't read."""
     text = in_corpus_spacing(trained.tokenizer, prompt, options.raw)
     length, context = len(trained.tokenizer.encode(text)), trained.config.model.context
     if not length:

@@ -43,12 +43,12 @@ def train(
 ) -> None:
     """Train a model, or resume an interrupted run.
 
-    Downloads and tokenizes the corpus first if that is missing. Without --config, an existing run (run.name, by default
+    Downloads and tokenizes the corpus first if it is missing. Without --config, an existing run (run.name, by default
     the name of the text) is resumed with its own configuration; sizes and budget (10 minutes) of a new one follow from
     the text and the machine.
     """
     if fields + dry_run + profile > 1:
-        raise UsageError("--fields, --dry-run and --profile exclude each other: give one of them")
+        raise UsageError("give only one of --fields, --dry-run and --profile")
     if profile:
         require_single_process("train --profile")
     if (fields or dry_run) and not launcher.is_main_process():
@@ -123,7 +123,7 @@ def _dry_run(plan: "RunPlan", as_json: bool) -> None:
     least = needed if estimate["device"] == "cpu" else needed - memory["activations"]
     if least > available and not launcher.is_distributed():  # else shards may fit where the whole does not
         fits_without_batch = needed - memory["activations"] - memory["logits"] < available
-        remedy = MEMORY_REMEDY if fits_without_batch else "lower model.dim, model.layers or the vocabulary's size"
+        remedy = MEMORY_REMEDY if fits_without_batch else "lower model.dim, model.layers or tokenizer.vocab_size"
         raise LmtrainError(
             f"training needs an estimated {size(needed, 'B')} of memory, and the device has {size(available, 'B')}: "
             f"{remedy}"

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidatorFunc
 
 MAX_NUMBER = 2**40
 """No number may be larger, so that its product with a width or a context, 2**20 at most, fits into int64."""
-NOT_UNICODE = "a text has half a surrogate pair, which is not a character"
+NOT_UNICODE = "a text has a lone surrogate, which is not a character"
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 

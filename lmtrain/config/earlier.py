@@ -14,13 +14,13 @@ REMOVED: dict[str, tuple[object, str]] = {
     "eval.dynamic_decay": (0.0, "zero was best for every model that was measured"),
     "eval.dynamic_lr": (1e-4, "use eval.dynamic_rate, which is relative to the size of the weights"),
     "eval.dynamic_embedding": (0.1, "eval.dynamic_rate is enough: it is relative to the size of the weights"),
-    "eval.dynamic_rule": ("rms", "steps that it does not scale made the model that was measured worse"),
-    "train.spike_sigmas": (None, "a step whose gradient is not finite is left out without it"),
+    "eval.dynamic_rule": ("rms", "steps without this scaling made the measured model worse"),
+    "train.spike_sigmas": (None, "a step whose gradient is not finite is skipped without it"),
 }
 """Fields that were removed: the default value, and why, or what replaces the field."""
 
 OPEN_BPE_SIZE = 16_384
-"""The size of a bpe vocabulary that earlier versions left open."""
+"""The size of a bpe vocabulary that earlier versions left unset."""
 
 
 def upgrade(values: dict[str, Any], *, stored: bool) -> None:

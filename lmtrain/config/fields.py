@@ -38,7 +38,7 @@ def _type(annotation: Any) -> str:
         return " | ".join(_type(part) for part in arguments if part is not NoneType)
     if get_origin(annotation) is tuple:
         return f"list of {_type(arguments[0])}"
-    return {str: "text", Path: "path", bool: "true | false", int: "int", float: "float"}[annotation]
+    return {str: "string", Path: "path", bool: "true | false", int: "int", float: "float"}[annotation]
 
 
 def as_text(prefix: str) -> str:

@@ -93,8 +93,8 @@ def _override(values: dict[str, Any], overrides: Iterable[str], environment: Map
         key = key.strip()
         if not separator or not key:
             raise UsageError(
-                f"override {shown(override)} is not of the form section.field=value; one text, or a folder of several, "
-                "comes before the overrides, and a configuration file after -c"
+                f"override {shown(override)} is not of the form section.field=value; a source comes before the "
+                "overrides, and a configuration file after -c"
             )
         origins[_assign(values, key, text, f"override {cleaned(key)}")] = "the command line"
     return origins
@@ -167,7 +167,7 @@ def _read_yaml(name: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise LmtrainError(f"configuration {path} does not exist; the recipes are {', '.join(RECIPES)}") from None
     except UnicodeDecodeError as error:
-        raise LmtrainError(f"configuration {path} is not UTF-8 text (byte {error.start})") from None
+        raise LmtrainError(f"configuration {path} is not UTF-8 text (byte {error.start}): convert it") from None
     except OSError as error:
         raise LmtrainError(f"configuration {path} can't be read: {error.strerror}") from None
     values = yaml_values.read(text, str(path))
@@ -187,7 +187,7 @@ def _assign(values: dict[str, Any], key: str, text: str, origin: str) -> tuple[s
             f"{suggestion(key)}"
         )
     if any("\ud800" <= sign <= "\udfff" for sign in text):  # how Python represents bytes that are not UTF-8
-        raise UsageError(f"{origin}: {shown(text)} is not UTF-8 text: rename what has this name, or use another path")
+        raise UsageError(f"{origin}: {shown(text)} is not UTF-8 text: rename the file, or use another path")
     fields = values.setdefault(section, {})
     if not isinstance(fields, dict):
         raise UsageError(f"{origin}: {section} is not a section")

@@ -14,7 +14,7 @@ from lmtrain.config.schema import SECTIONS
 Origins = dict[tuple[str | int, ...], str]
 """Where the value of a (section, field) was set, if not in the file."""
 
-_TEXT = "should be a text (in quotes, if YAML takes it for something else)"
+_TEXT = "should be a string (in quotes, if YAML reads it as something else)"
 _MESSAGES = {
     "model_type": "a section holds one `field: value` per line",
     "string_type": _TEXT,
@@ -23,7 +23,7 @@ _MESSAGES = {
     "too_short": "should be a list that is not empty",
     "string_pattern_mismatch": "a name has letters, digits, `_`, `-` and `.` only, and does not begin with `-` or `.`",
     "string_unicode": NOT_UNICODE,
-    "invalid_key": "names of sections and fields are texts",
+    "invalid_key": "names of sections and fields are strings",
 }
 """Messages by pydantic's type of error, where its own is about Python or leaves out the remedy."""
 _KEY = re.compile(rf"\b({'|'.join(SECTIONS)})\.(\w+)")
@@ -35,7 +35,7 @@ def error_message(errors: Iterable[ErrorDetails], origin: str, origins: Origins)
     mistakes = [[*alike] for _, alike in groupby(errors, key=_location)]
     shown_first = [_sentence(alike, _origin(alike[0], origins, origin)) for alike in mistakes[:5]]
     more = len(mistakes) - len(shown_first)
-    return "; ".join(shown_first) + (f"; and {more} more like these" if more else "")
+    return "; ".join(shown_first) + (f"; and {more} more" if more else "")
 
 
 def _location(error: ErrorDetails) -> tuple[str | int, ...]:
@@ -45,7 +45,7 @@ def _location(error: ErrorDetails) -> tuple[str | int, ...]:
 
 
 def _origin(error: ErrorDetails, origins: Origins, otherwise: str) -> str:
-    """Where a value was set. If several fields conflict, it is the first one that was set beside the file."""
+    """Where a value was set. If several fields conflict, it is the first one that was set outside the file."""
     place = error["loc"][:2]
     if len(place) == 2:
         return origins.get(place, otherwise)

@@ -52,7 +52,7 @@ class DataConfig(Section):
     def _no_address(self) -> Self:
         if "://" in self.source:
             raise ValueError(
-                "data.source is an address, which lmtrain does not download: download the file and give its path, or "
+                "data.source is a URL, which lmtrain does not download: download the file and give its path, or "
                 "name a hub dataset as owner/name"
             )
         return self
@@ -62,17 +62,17 @@ class TokenizerConfig(Section):
     """How text becomes token ids."""
 
     kind: Literal["auto", "word", "bpe", "byte"] = "auto"
-    """Whole words with `<unk>`, byte-level BPE, or bytes. auto: `word` if spaces set punctuation apart in the training
+    """Whole words with `<unk>`, byte-level BPE, or bytes. auto: `word` if spaces surround punctuation in the training
     split, as in WikiText, else `bpe`."""
     vocab_size: int | None = Field(None, ge=4, le=1_000_000)
-    """Maximum number of entries. null = every word of the training split, or for bpe a number that fits its size; byte
-    has a fixed size."""
+    """Maximum number of entries. null = every word of the training split, or for bpe a size that suits it; that of byte
+    is fixed."""
     file: UserPath | None = None
     """Use this tokenizer.json (of a run, a token store or any published model) instead of training one; `kind` and
     `vocab_size` then have no effect."""
     eos_token: str | None = Field(None, min_length=1)
     """The token of `file` that ends each document. null = the one that a tokenizer_config.json or
-    special_tokens_map.json beside it names, or else one of a usual name such as `<|endoftext|>` or `</s>`."""
+    special_tokens_map.json beside it names, or else a common one such as `<|endoftext|>` or `</s>`."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -133,15 +133,15 @@ class ModelConfig(Section):
     """`global`: this many learned tokens before the sequence, to which all tokens attend and which, if windowed, attend
     to all tokens."""
     compression: int = Field(4, ge=2)
-    """`compressed`: tokens per key."""
+    """`compressed`: tokens per compressed key."""
     projected_length: int = Field(32, ge=1)
-    """`linformer`: keys that the keys of a window are projected to."""
+    """`linformer`: number of projected keys."""
     inducing_points: int = Field(16, ge=1)
     """`induced`: number of inducing points."""
     qk_norm: bool = False
     """Apply RMSNorm to the queries and keys of each head."""
     token_shift: bool = False
-    """Add the previous token's embedding to that of each token, times a learned gain for each feature."""
+    """Add the previous token's embedding, times a learned gain for each feature, to that of each token."""
     position: Literal["sinusoidal", "learned", "rotary", "alibi", "none"] = "rotary"
     """Position encoding of the encoder blocks."""
     pool_query: Literal["seed", "recency"] = "recency"
@@ -162,7 +162,7 @@ class ModelConfig(Section):
     dropout: Fraction = 0.0
     """Dropout on the output of every sublayer."""
     attention_dropout: Fraction = 0.0
-    """Dropout on attention weights, of which `linear` attention has none."""
+    """Dropout on attention weights; no effect with `linear` attention."""
     input_dropout: Fraction = 0.0
     """Variational dropout on the embedded input: one mask for all positions of a sequence."""
     output_dropout: Fraction = 0.0
@@ -171,7 +171,7 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.dim % self.heads:
-            raise ValueError(f"model.dim={self.dim} can't be divided among model.heads={self.heads}")
+            raise ValueError(f"model.dim={self.dim} is not divisible by model.heads={self.heads}")
         if self.position == "rotary" and (width := self.dim // self.heads) % 2:
             raise ValueError(
                 f"model.position=rotary needs an even width per head, and model.dim={self.dim} / "

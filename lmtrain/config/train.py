@@ -37,12 +37,12 @@ class TrainConfig(Section):
     """Sequences per forward pass; gradients are accumulated up to `batch_size`. null = `batch_size` / number of
     processes."""
     loss_chunk: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"
-    """Targets whose logits are computed at once, to save memory. null = all; `auto` = all up to 1 GiB of float32
+    """Targets whose logits exist at the same time; fewer save memory. null = all; `auto` = all up to 1 GiB of float32
     logits, else a sixteenth but at least 512."""
     steps: int | None = Field(None, ge=1)
     """Budget in optimizer steps. With no budget set: 10 epochs, or 10 minutes if no configuration is given."""
     epochs: float | None = Field(None, gt=0)
-    """Budget in passes over the training tokens; a pass leaves out fewer than two sequences of them."""
+    """Budget in passes over the training tokens; each pass skips fewer than two sequences."""
     tokens: int | None = Field(None, ge=1)
     """Budget in predicted tokens (one per sequence in a windowed model), rounded up to a whole step."""
     max_minutes: float | None = Field(None, gt=0)
@@ -76,11 +76,11 @@ class TrainConfig(Section):
     """Unigram noise (Xie et al., 2017): fraction of the input tokens that are replaced by random training tokens;
     targets are unchanged."""
     init_from: UserPath | None = None
-    """Start from the best weights of this run. Without a configuration file its tokenizer and model are used; otherwise
-    they must be the same, except for dropout and, unless positions are learned or attention is `linformer`,
+    """Start from the best weights of another run. Without a configuration file its tokenizer and model are used;
+    otherwise both must match, except for dropout and, unless positions are learned or attention is `linformer`,
     `context`."""
     teacher: Annotated[tuple[UserPath, ...], BeforeValidator(listed)] = ()
-    """Distill from the best checkpoint of a run, or from the mean of the predictions of a list of runs. They must have
+    """Distill from the best checkpoint of another run, or from the mean of the predictions of several. They must have
     the same tokenizer and mode and at least this `context`. All logits are then computed at once, regardless of
     `loss_chunk`."""
     teacher_weight: float = Field(0.5, gt=0, le=1)
@@ -101,7 +101,7 @@ class TrainConfig(Section):
     save_minutes: float = Field(5.0, gt=0)
     """Minutes between two checkpoints; each evaluation also saves one."""
     keep: int = Field(2, ge=1)
-    """Latest checkpoints to keep, besides the best one and those that a larger budget can continue from."""
+    """Latest checkpoints to keep, besides the best one and those needed to resume with a larger budget."""
     sample_prompts: tuple[str, ...] = ("The",)
     """Prompts that are continued for TensorBoard at each evaluation."""
     sample_tokens: int = Field(40, ge=1, le=1000)
@@ -109,7 +109,7 @@ class TrainConfig(Section):
 
     @property
     def micro_batch_size(self) -> int:
-        """The sequences of a micro-batch."""
+        """`micro_batch` or, if that is null, `batch_size`."""
         return self.micro_batch or self.batch_size
 
     @model_validator(mode="after")
@@ -124,11 +124,11 @@ class TrainConfig(Section):
             )
         if self.schedule == "wsd" and self.warmup < 1 < self.warmup + self.decay - 1e-9:
             raise ValueError(
-                f"train.warmup={self.warmup} and train.decay={self.decay} are together more than the whole run, "
-                "so that train.schedule=wsd would do both at once: lower one of them"
+                f"train.warmup={self.warmup} and train.decay={self.decay} add up to more than the whole run: "
+                "lower one of them"
             )
         if self.batch_size % self.micro_batch_size:
             raise ValueError(
-                f"train.batch_size={self.batch_size} can't be divided into train.micro_batch={self.micro_batch}"
+                f"train.batch_size={self.batch_size} is not divisible by train.micro_batch={self.micro_batch}"
             )
         return self

@@ -106,7 +106,7 @@ def reject_foreign(folder: Path) -> None:
 def _write(folder: Path, text: Text, source: str) -> dict[str, dict[str, int]]:
     """Write the splits and return their counts.
 
-    If there is no valid split, `cut_split` cuts one off the training text. A single file is cut into train, valid and
+    Without a validation split, `cut_split` splits one off the training text. A single file is cut into train, valid and
     test.
     """
     lines, counts = dict(text.splits), {}

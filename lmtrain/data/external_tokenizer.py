@@ -39,7 +39,7 @@ def describe(path: Path, backend: Tokenizer, document: Json, eos_token: str | No
 
 
 def _end_of_text(path: Path, vocabulary: dict[str, int], backend: Tokenizer, unk: str | None) -> str:
-    """Return the token that the files beside a tokenizer.json name, or else one of a usual name.
+    """Return the token that the files beside a tokenizer.json name, or else a common one.
 
     A special token of such a name comes first: others may be words of the text that the vocabulary was learned from.
     """
@@ -52,7 +52,7 @@ def _end_of_text(path: Path, vocabulary: dict[str, int], backend: Tokenizer, unk
     words = sorted(vocabulary.keys() - {unk}, key=vocabulary.__getitem__)
     listed = ", ".join(([name for name in special if name != unk] or words)[:8])
     raise ValueError(
-        "has no end-of-text token of a usual name: set tokenizer.eos_token to the token that is to end each document, "
+        "has no common end-of-text token: set tokenizer.eos_token to the token that ends each document, "
         f"such as {listed}"
     )
 

@@ -131,11 +131,11 @@ def _reason(error: BaseException, dataset: str, revision: str | None) -> str:
     elif isinstance(cause, errors.GatedRepoError) or status == 403:
         reason = "needs access rights: ask for access on its page and set HF_TOKEN"
     elif isinstance(cause, errors.RepositoryNotFoundError):
-        reason = "is not on the hub, and no such path is here: check data.source, or set HF_TOKEN if it is private"
+        reason = "is not on the hub, and no such path exists: check data.source, or set HF_TOKEN if it is private"
     elif status == 401:
         reason = "can't be downloaded, since the hub rejects your token: set HF_TOKEN to a valid one, or unset it"
     elif status is not None:
-        reason = f"can't be downloaded, since the hub answers with error {status}: try again later"
+        reason = f"can't be downloaded, since the hub returned HTTP {status}: try again later"
     elif isinstance(cause, OSError) and cause.errno and not isinstance(cause, ConnectionError | TimeoutError):
         reason = f"needs a cache that can be read and written ({cause.strerror}): set HF_HOME to a folder with space"
     else:

@@ -200,8 +200,8 @@ def _csv_rows(path: Path, text_column: str) -> Iterator[str]:
         for row in rows:
             if len(row) != len(header):
                 raise LmtrainError(
-                    f"{path}, line {reader.line_num}, has {len(row)} fields and not {len(header)}, as its header has: "
-                    "put quotes around a text with separators in it"
+                    f"{path}, line {reader.line_num}, has {len(row)} fields, but its header {len(header)}: put quotes "
+                    "around a text that contains separators"
                 )
             yield row[column]
     except csv.Error as error:

@@ -67,7 +67,7 @@ def find_splits(folder: Path) -> dict[str, list[Path]]:
     for reason, paths in (
         ("files with their extensions are not read in a folder", set(every).difference(named)),
         ("other files are named after splits", set(texts).difference(*splits.values())),
-        ("they are second names of other files", set(named).difference(texts)),
+        ("they are links to other files", set(named).difference(texts)),
     ):
         if paths:
             log.info(f"not used in {folder}, since {reason}: {listed(folder, sorted(paths))}")
@@ -112,7 +112,7 @@ def name_in(folder: Path, file: Path) -> str:
 def reject_dangling(path: Path) -> None:
     """Raise LmtrainError if a path is a link to a missing file: ignoring it would lose text silently."""
     if path.is_symlink() and not path.exists():
-        raise LmtrainError(f"{path} is a link to a file that isn't there: mend it or delete it")
+        raise LmtrainError(f"{path} is a broken link: fix it or delete it")
 
 
 def listed(folder: Path, paths: Sequence[Path]) -> str:

@@ -41,7 +41,7 @@ class Text:
 
 
 def write_split(folder: Path, split: str, lines: Lines, label: str) -> dict[str, int]:
-    """Write a split and return its counts: lines, words (between white space), bytes (with newlines), documents.
+    """Write a split and return its counts: lines, words (between whitespace), bytes (with newlines), documents.
 
     Documents start at WikiText's level-one headings (` = Title = ` between blank lines), if there are any and no row of
     the source has several lines; else where the source's rows start; else the split is one document. Memory grows with
@@ -106,9 +106,8 @@ def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str) ->
     ends = np.cumsum(list(parts.values()))[:-1]
     if whole["words"] < _FEW:
         raise LmtrainError(
-            f"{source} has no valid split, and its {whole['words']} words (between white space) are too few to "
-            f"cut one off: give {_FEW} words or more (lines, if it has no spaces), or a folder with train.txt and "
-            "valid.txt"
+            f"{source} has no validation split, and its {whole['words']} words are too few to split one off: "
+            f"give {_FEW} words or more (lines, if it has no spaces), or a folder with train.txt and valid.txt"
         )
     bounds: list[int] = []
     if share * len(starts) >= 1:
@@ -123,11 +122,11 @@ def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str) ->
         (*bounds, whole["lines"]), starts = _end_lines(path, places, starts)
         if bounds[0] == 0:
             raise LmtrainError(
-                f"{source} has no valid split, and no space or line end where one could be cut off: add line ends, or "
-                "give a folder with train.txt and valid.txt"
+                f"{source} has no validation split, and no space or newline to split one off at: add newlines, or give "
+                "a folder with train.txt and valid.txt"
             )
     percent = ", ".join(f"{100 * part:.3g}% {split}" for split, part in parts.items())
-    log.info(f"no valid split: the {unit} are cut, in order, into {percent}")
+    log.info(f"no validation split: the {unit} are split, in order, into {percent}")
     is_start = np.zeros(whole["lines"], bool)
     is_start[starts] = True
     counts, text = {}, lines_of(path)
@@ -176,5 +175,5 @@ def _end_lines(path: Path, places: list[int], starts: np.ndarray) -> tuple[list[
 
 
 def _count_words(text: str) -> int:
-    """The words between white space; a very long line is not split into a list many times its size."""
+    """The words between whitespace; a very long line is not split into a list many times its size."""
     return len(text.split()) if len(text) < 1 << 20 else sum(1 for _ in _WORD.finditer(text))

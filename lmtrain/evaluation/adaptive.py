@@ -203,7 +203,7 @@ def adaptable(model: Predictor, precision: str) -> list[LanguageModel]:
     adapt them in this precision."""
     members = list(model.members) if isinstance(model, Ensemble) else [model]
     if not members[0].causal:
-        raise LmtrainError("--dynamic learns from segments of a text, and a windowed model predicts one token")
+        raise LmtrainError("--dynamic needs a causal model, and this one is windowed: leave --dynamic out")
     if precision not in ("fp32", "bf16"):
         raise UsageError(f"--dynamic needs gradients, for which {precision} has too small a range: use fp32 or bf16")
     return members

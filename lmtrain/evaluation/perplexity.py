@@ -35,7 +35,7 @@ class Score:
     nats: float
     tokens: int
     words: float
-    """Words between white space, and line ends."""
+    """Words between whitespace, and line ends."""
     bytes: float
     context: int
     stride: int
@@ -58,7 +58,7 @@ class Score:
 
     @property
     def word_perplexity(self) -> float:
-        """exp(nats / words), a line end counting as a word: comparable across tokenizers, and as published."""
+        """exp(nats / words), where a line end is a word: comparable across tokenizers, and as published."""
         return _exp(self.nats / self.words)
 
     @property

@@ -28,7 +28,7 @@ tags:
 # {name}
 
 A causal language model: Transformer encoder blocks and an attention-pooling head, trained with lmtrain and
-exported by its version {version}. It continues text; it follows no instructions.
+exported by its version {version}. It continues text, and is not tuned to follow instructions.
 
 | | |
 | --- | --- |
@@ -53,8 +53,8 @@ The logits are log-probabilities. A text ends with `{eos}`{before}.
 
 ## Recipe
 
-The configuration, without the values that are lmtrain's defaults, for `lmtrain train -c recipe.yaml`. It names files
-and runs without their folders.
+The fields that differ from lmtrain's defaults, for `lmtrain train -c recipe.yaml`. They name files and runs without
+their folders.
 
 ```yaml
 {recipe}

@@ -52,7 +52,7 @@ def beam_search(
 
     Other programs: fairseq and transformers also favor longer texts with a higher penalty; Wu et al. (2016) and
     OpenNMT divide by ((5 + length) / 6) ** alpha. transformers' `early_stopping="never"` is closest to the stopping
-    rule here. Both consider 2 * beams candidates, so that `beams` texts continue beside those that finish; here a
+    rule here. Both consider 2 * beams candidates, so that `beams` texts continue alongside those that finish; here a
     finished text counts among the `beams` of its step, and the next step fills the beam again.
     """
     best: list[list[Hypothesis]] = [[] for _ in range(len(log_probs))]

@@ -55,17 +55,17 @@ class Options:
             raise ValueError(f"seed={seed!r} must be a whole number")
         self._check_numbers()
         if not (self.temperature == 0 or 1e-6 <= self.temperature <= 1e6):
-            raise ValueError(f"temperature={self.temperature} must be 0 or lie between 1e-6 and 1e6")
+            raise ValueError(f"temperature={self.temperature} must be 0 or between 1e-6 and 1e6")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p} must lie above 0 and at most at 1")
+            raise ValueError(f"top_p={self.top_p} must be above 0 and at most 1")
         for name, low, high in (("min_p", 0, 1), ("repetition_penalty", 1e-6, 1e6), ("length_penalty", -10, 10)):
             if not low <= getattr(self, name) <= high:
-                raise ValueError(f"{name}={getattr(self, name)} must lie between {low:g} and {high:g}")
+                raise ValueError(f"{name}={getattr(self, name)} must be between {low:g} and {high:g}")
         if self.stop not in get_args(StopKind):
             raise ValueError(f"stop={self.stop!r} must be one of {', '.join(get_args(StopKind))}")
         sampling = ("samples", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
         if self.beams > 1 and any(getattr(self, name) != getattr(Options, name) for name in sampling):
-            raise ValueError("beams > 1 excludes sampling and a repetition penalty: a beam search ranks by probability")
+            raise ValueError("beam search (beams > 1) allows no sampling and no repetition penalty: leave them out")
         if self.samples > 1 and not self.temperature:
             raise ValueError(f"samples={self.samples} would all be the same text at temperature 0")
         texts = max(self.beams, self.samples)
@@ -89,7 +89,7 @@ class Options:
 
 def _check_strings(strings: object) -> None:
     if not isinstance(strings, tuple | list) or not all(isinstance(text, str) and text for text in strings):
-        raise ValueError("stop strings must be a list of texts, none of them empty")
+        raise ValueError("stop strings must be a list of nonempty strings")
     try:
         "".join(strings).encode()
     except UnicodeEncodeError:

@@ -24,14 +24,14 @@ class Prompt(BaseModel, strict=True):
 def read_prompts(path: Path) -> Iterator[Prompt]:
     """Yield the prompts in a file, or on standard input for `-`, one at a time.
 
-    A file whose name ends in .jsonl holds JSON lines, `{"prompt": text}` with an optional `id` (text or whole number);
+    A file whose name ends in .jsonl holds JSON lines, `{"prompt": text}` with an optional `id` (string or integer);
     other keys are ignored. Every other file, and standard input, has one prompt per line. Empty lines are skipped.
 
     Raises LmtrainError, naming the line, for anything else, and if there are no prompts.
     """
     name, suffix = "standard input" if path == Path("-") else str(path), path.suffix.lower()
     if suffix == ".json":
-        raise LmtrainError(f"{name}: prompts are a text file, one per line, or a .jsonl file of lines like {_SHAPE}")
+        raise LmtrainError(f"{name}: prompts are read from a text file, one per line, or a .jsonl file like {_SHAPE}")
     is_empty = True
     try:
         with nullcontext(sys.stdin.buffer) if path == Path("-") else path.open("rb") as file:
@@ -50,7 +50,7 @@ def read_all(file: BinaryIO) -> str:
     """Return all of standard input as one prompt. Raises LmtrainError if it is empty or not UTF-8."""
     text = _decoded(file.read(), "standard input")
     if not text:
-        raise LmtrainError('no prompt: give one as an argument, on standard input or with --prompts ("" is empty)')
+        raise LmtrainError('no prompt: give one as an argument, on standard input or with --prompts ("": empty)')
     return text
 
 
@@ -69,6 +69,6 @@ def _parse(line: str, number: int, where: str) -> Prompt:
         prompt = Prompt.model_validate_json(line)
     except ValidationError:
         raise LmtrainError(
-            f'{where} is not JSON of the form {_SHAPE}; it may have an "id" too, a text or a whole number'
+            f'{where} is not JSON of the form {_SHAPE}; it may have an "id" too, a string or an integer'
         ) from None
     return Prompt(prompt=with_newlines(prompt.prompt), id=number if prompt.id is None else prompt.id)

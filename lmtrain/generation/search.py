@@ -64,8 +64,8 @@ def block(log_probs: Tensor, blocked: Collection[int]) -> Tensor:
     """
     if bool(log_probs.sum().isnan()):  # one reduction suffices: no log-probability is plus infinity
         raise LmtrainError(
-            "the model's probabilities are not numbers (NaN), so there is nothing to choose from: its training "
-            "diverged; use an earlier checkpoint, or train again with a lower learning rate"
+            "the model's probabilities are NaN, because its training diverged: use an earlier checkpoint, or train "
+            "again with a lower train.lr"
         )
     if blocked:
         log_probs.index_fill_(-1, torch.tensor(sorted(blocked), device=log_probs.device), -torch.inf)

@@ -41,7 +41,7 @@ class Detokenizer:
     """
 
     _space: str
-    """The white space after the last word, written if the next one allows it."""
+    """The whitespace after the last word, written if the next one allows it."""
 
     def __init__(self) -> None:
         self._start_line()

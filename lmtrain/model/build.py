@@ -115,7 +115,7 @@ def set_embedding(model: LanguageModel, vectors: Tensor) -> None:
 
 @torch.no_grad()
 def set_output_bias(model: LanguageModel, counts: Tensor) -> None:
-    """Set the output bias to log((counts + 1) / their sum): counts (V,), how often each type occurs in training."""
+    """Set the output bias to log((counts + 1) / their sum): counts (V,), how often each token occurs in training."""
     smoothed = counts.double() + 1
     model.output_bias.copy_((smoothed / smoothed.sum()).log())
     if model.adaptive is not None:

@@ -1,4 +1,4 @@
-"""Packed weights for decoding, which reads every matrix for each token: layouts and types that are read faster, and
+"""Packed weights for decoding, which reads every matrix for each token: layouts and dtypes that are read faster, and
 layers of fewer operators, because for one token the call of an operator costs most of its time.
 
 Shapes: ... any leading axes, K inputs, N outputs; B rows, H heads, T positions, W the width, D features per head.
@@ -26,9 +26,9 @@ MIN_PREPACKED = 2**17
 
 
 class PackedLinear(nn.Module):
-    """x W^T + b: (..., K) -> (..., N), computed in the type `dtype`, which W is stored in; the result has x's type.
+    """x W^T + b: (..., K) -> (..., N), computed in `dtype`, which W is stored in; the result has x's dtype.
 
-    W is stored in oneDNN's layout if there is one for the type and CPU, which is faster above all for few rows.
+    W is stored in oneDNN's layout if there is one for the dtype and CPU, which is faster above all for few rows.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
@@ -54,7 +54,7 @@ class PackedLinear(nn.Module):
 class PackedNorm(nn.Module):
     """`RMSNorm` as x g sqrt(D) / sqrt(||x||^2 + D eps), in four passes: on a CPU, torch has no fused kernel for it.
 
-    The gain g may be one for each of several vectors, (..., D).
+    The gain g (..., D) may differ between vectors.
     """
 
     def __init__(self, gain: Tensor) -> None:
@@ -73,7 +73,7 @@ class FusedSelfAttention(SelfAttention):
 
     Queries and keys also share one call of the norm, and are rotated as complex numbers: a head's features are
     reordered so that the two of a pair are neighbors, which changes no product of a query and a key. Norm and rotation
-    are computed in float32; the results, and so the cache, have the type `dtype`.
+    are computed in float32; the results, and so the cache, have the dtype `dtype`.
     """
 
     def __init__(self, trained: SelfAttention, dtype: torch.dtype) -> None:

@@ -38,7 +38,7 @@ class WindowedLanguageModel(LanguageModel):
         return self.start(torch.cat((state.tokens, tokens.unsqueeze(-1)), dim=1), valid)
 
     def _positions(self, tokens: Tensor) -> Tensor:
-        """Return the positions (T,) of a row's tokens (B, T), of which the last is the context's last."""
+        """Return the positions (T,) of a row's tokens (B, T): the last T of the context."""
         return torch.arange(self.config.context - tokens.shape[1], self.config.context, device=tokens.device)
 
     def _pool(self, encoded: Tensor, _first: int = 0) -> Tensor:

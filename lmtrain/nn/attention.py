@@ -32,7 +32,7 @@ def join_heads(x: Tensor) -> Tensor:
 def width_per_head(dim: int, heads: int) -> int:
     """Return dim / heads. Raises ValueError if that is not an integer."""
     if heads < 1 or dim % heads:
-        raise ValueError(f"a width of {dim} can't be divided among {heads} heads")
+        raise ValueError(f"a width of {dim} is not divisible by {heads} heads")
     return dim // heads
 
 
@@ -41,7 +41,7 @@ class SelfAttention(nn.Module):
 
     `qk_norm` gives queries and keys unit mean square per head, with learned gains (after Henry et al., 2020, who have
     one gain in place of `scale`). The scores are products of queries and keys times `scale`: by default 1 / sqrt(D), in
-    plain dot-product attention 1 (Luong et al., 2015). Raises ValueError if `dim` can't be divided among the heads.
+    plain dot-product attention 1 (Luong et al., 2015). Raises ValueError if `dim` is not divisible by `heads`.
     """
 
     def __init__(

@@ -30,8 +30,8 @@ def linear_cross_entropy(
     logits only are computed, and a negative target has 0 nats.
 
     It differs from F.cross_entropy of all logits by rounding only. The backward pass recomputes the logits (Chen et
-    al., 2016), a fourth product beside three, because each row's weight in the loss is not known before. Under autocast
-    the products have its type, as F.linear's would; bias, softmax, and sums over chunks are in float32. There is no
+    al., 2016), a fourth product, because each row's weight in the loss is not known before. Under autocast
+    the products have its dtype, as F.linear's would; bias, softmax, and sums over chunks are in float32. There is no
     second derivative.
     """
     if sizes:  # the last row then pads the rows of each cluster
@@ -47,7 +47,7 @@ def matmul_dtype(hidden: Tensor) -> torch.dtype:
 
 
 def linear_logits(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """(R, E) -> (R, V), a new tensor, float32 or float64 whatever the type of the product."""
+    """(R, E) -> (R, V), a new tensor, float32 or float64 whatever the dtype of the product."""
     return at_least_float32(F.linear(x, weight)).add_(bias)
 
 

@@ -31,8 +31,8 @@ class CrossAttention(nn.Module):
     | `head_dim`       | a head's queries and keys                       | dim / heads  |
     | `value_head_dim` | a head's values; a list has one width per head  | `head_dim`   |
 
-    `qk_norm` and `scale` are those of `SelfAttention`. Raises ValueError if `head_dim` is not given and `dim` can't be
-    divided among the heads, and if `value_head_dim` does not have one width per head.
+    `qk_norm` and `scale` are those of `SelfAttention`. Raises ValueError if `head_dim` is not given and `dim` is not
+    divisible by `heads`, and if `value_head_dim` does not have one width per head.
     """
 
     def __init__(

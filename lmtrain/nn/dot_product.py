@@ -34,12 +34,12 @@ def attend(
 
     `mask` broadcasts to (B, H, Tq, Tk). A bool mask is True where the query may attend to the key; a query that may
     attend to no key gets zeros. A float mask is added to the scores, and must leave every query a key. `pattern` masks
-    further keys by position, the first query and the first key being at 0. `dropout` is the rate on the weights.
+    further keys by position, with the first query and the first key at 0. `dropout` is the rate on the weights.
 
     | case                                              | computation                                              |
     | ------------------------------------------------- | -------------------------------------------------------- |
     | local, no mask, Tq > LONG and at least 2 windows  | each block of queries with the blocks of keys near it    |
-    | otherwise on a GPU                                | torch's fused kernels, in the type of an added mask      |
+    | otherwise on a GPU                                | torch's fused kernels, in the dtype of an added mask     |
     | on a CPU, one query without gradients             | torch's fused kernel, in float32                         |
     | otherwise on a CPU                                | plain; compiled, it is faster than the fused bf16 kernel |
     """
@@ -66,7 +66,7 @@ def attend(
 def _attend_fused(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scale: float | None
 ) -> Tensor:
-    """Attend by torch's kernels, in the type of an added mask: bf16 can't tell position 257 from 256."""
+    """Attend by torch's kernels, in the dtype of an added mask: bf16 can't tell position 257 from 256."""
     if mask is None or not mask.is_floating_point() or mask.dtype == query.dtype:
         return F.scaled_dot_product_attention(query, key, value, mask, dropout, scale=scale)
     with torch.autocast(query.device.type, enabled=False):

@@ -36,13 +36,13 @@ class ScaleNorm(nn.Module):
 
 
 class RMSNorm(nn.RMSNorm):
-    """x / rms(x) times a learned gain per feature (Zhang & Sennrich, 2019), computed in the gain's type."""
+    """x / rms(x) times a learned gain per feature (Zhang & Sennrich, 2019), computed in the gain's dtype."""
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim, eps=EPSILON)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., D) -> (..., D), in the type of x: torch's fused kernel needs x and gain of one type."""
+        """(..., D) -> (..., D), in the dtype of x: torch's fused kernel needs x and gain of one dtype."""
         return F.rms_norm(x.to(self.weight.dtype), self.normalized_shape, self.weight, self.eps).to(x.dtype)
 
 

@@ -61,7 +61,7 @@ def rows_at_once(chunk: Chunk, rows: int, classes: int) -> int:
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The loss of all rows at once: the forward pass saves the errors of the logits in the products' type, and the
+    """The loss of all rows at once: the forward pass saves the errors of the logits in the products' dtype, and the
     backward pass is three products with them.
 
     A row of errors is p - 1 at the target and p elsewhere, times the row's sum of e^(logit - largest). The factor

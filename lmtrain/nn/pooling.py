@@ -35,7 +35,8 @@ PoolResidual = Literal["seed", "state"]
 class AttentionPooling(nn.Module):
     """The pooling block described at the top of this file.
 
-    Dropout on the attention weights is one mask per key and head, shared by all prefixes.
+    Dropout on the attention weights is one mask per key and head, shared by all prefixes. Raises ValueError if `dim` is
+    not divisible by `heads`.
     """
 
     def __init__(

@@ -43,8 +43,8 @@ def _sums_before(
         summed (B, H, K, D)  the same sum, with each term times value_i
         peak   (B, H, K)     the largest exponent, so that nothing overflows
 
-    The arguments are the sums of each chunk, `end` being its last position; slope (H, 1, 1). The results have the same
-    shapes, `end` being the last position before the chunk. The chunks form groups of C:
+    The arguments are the sums of each chunk, with `end` its last position; slope (H, 1, 1). The results have the same
+    shapes, with `end` the one before the chunk. The chunks form groups of C:
 
         0 1 2 3 | 4 5 6 7 | 8 9 ..      before chunk 6: chunks 4 and 5 of its own group, and the groups before it
 
@@ -86,7 +86,7 @@ def _sums_before(
 class RunningMean(RecurrentState):
     """The state of the pool in decoding: the softmax mean over each row's positions.
 
-    mean (B, H, D), and log_total (B, H), the log of the sum of exp(score_i - slope (t - i)), t being the last position.
+    mean (B, H, D), and log_total (B, H), the log of the sum of exp(score_i - slope (t - i)), with t the last position.
     """
 
     mean: Tensor

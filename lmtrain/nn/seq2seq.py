@@ -55,7 +55,7 @@ class Seq2Seq(nn.Module):
 
         `lengths` (B,) are those of the targets, without END; by default all are T. `sampling` is the probability of an
         input from the model's own predictions: see `mix`. `guided` is the weight of `guided_attention_loss` on every
-        layer's cross-attention, END being the last query. Raises ValueError for a source or a target with END of more
+        layer's cross-attention, with END the last query. Raises ValueError for a source or a target with END of more
         than `max_length` words.
         """
         memory, valid = self.encoder(source, source_valid)
@@ -123,7 +123,7 @@ def mix(inputs: Tensor, predicted: Tensor, probability: float) -> Tensor:
     ValueError unless `probability` lies between 0 and 1.
     """
     if not 0 <= probability <= 1:
-        raise ValueError(f"probability={probability} must lie between 0 and 1")
+        raise ValueError(f"probability={probability} must be between 0 and 1")
     chosen = torch.rand(inputs.shape, device=inputs.device) < probability  # rand < 1: at 1 all, at 0 none
     return torch.where(chosen, torch.cat((inputs[:, :1], predicted[:, :-1]), dim=1), inputs)
 

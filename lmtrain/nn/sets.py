@@ -102,7 +102,7 @@ class SAB(nn.Module):
 
 
 class ISAB(nn.Module):
-    """Induced set attention block: MAB(X, MAB(I, X)), I being `inducing` learned points."""
+    """Induced set attention block: MAB(X, MAB(I, X)), with `inducing` learned points I."""
 
     def __init__(self, dim: int, heads: int, inducing: int, **options: Unpack[FormOptions]) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class ISAB(nn.Module):
 
 
 class PMA(nn.Module):
-    """Pooling by multi-head attention: MAB(S, X), S being `seeds` learned vectors."""
+    """Pooling by multi-head attention: MAB(S, X), with `seeds` learned vectors S."""
 
     def __init__(self, dim: int, heads: int, seeds: int, **options: Unpack[FormOptions]) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class LearnedQueryAttention(nn.Module):
     """Multi-head attention whose queries are `queries` learned vectors, not projected (Ji, Gao & Xie, 2019).
 
     It is [softmax(s Q_i (X W_i^K)^T) X W_i^V] W_O, joined over the heads i. The scale s is 1 / sqrt(dim / heads) by
-    default. The source has a scale of 1 and no W_O. Raises ValueError if `dim` can't be divided among the heads.
+    default. The source has a scale of 1 and no W_O. Raises ValueError if `dim` is not divisible by `heads`.
     """
 
     def __init__(self, queries: int, dim: int, heads: int, *, scale: float | None = None) -> None:

@@ -87,7 +87,7 @@ def write_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         raise LmtrainError(
             f"can't write {path}: {error.strerror or error}. Free some space or choose a folder that you may write to; "
-            "what was there before is unharmed"
+            "existing files are unchanged"
         ) from error
 
 

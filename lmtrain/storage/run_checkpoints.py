@@ -57,7 +57,7 @@ def last(run_dir: Path) -> tuple[Checkpoint | None, Damaged]:
     if newest is None and (lost := sorted(folder.name for folder in _all_folders(run_dir))):
         why = f" ({damaged[0][1]})" if damaged else ""
         raise LmtrainError(
-            f"{run_dir} has no good checkpoint{why}: {', '.join(lost)} can't be resumed from. To start over, "
+            f"{run_dir} has no undamaged checkpoint{why}: {', '.join(lost)} can't be resumed from. To start over, "
             "delete or move this folder, or choose another run.name"
         )
     return newest, damaged
@@ -120,7 +120,7 @@ def load_chosen(run_dir: Path, which: str | None) -> Checkpoint:
         return load_chosen(run_dir, which)  # a run that is being trained has just replaced them
     if chosen is None:
         other = "choose another checkpoint, or move this one away"
-        remedy = other if which else "no other one is good, so train the model again"
+        remedy = other if which else "all others are damaged, so train the model again"
         raise LmtrainError(f"{damaged[0][1]}: {remedy}")
     for folder, error in damaged:
         log.warning(
@@ -158,7 +158,7 @@ def remove_after(run_dir: Path, step: int) -> None:
 def prune(run_dir: Path, keep: int, common_steps: int = 0) -> None:
     """Delete all checkpoints except the newest `keep` and the best one.
 
-    A run with a larger budget goes back to a step up to `common_steps` (0: it can't), so the newest checkpoint and the
+    A run with a larger budget resumes from a step up to `common_steps` (0: it can't), so the newest checkpoint and the
     best one up to that step are kept too.
     """
     kept = {best_folder(run_dir), *folders(run_dir)[-keep:]}

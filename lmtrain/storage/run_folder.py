@@ -88,7 +88,7 @@ def find_run(path: Path | None, runs_dir: Path) -> Path:
         others = f"; the runs in {runs_dir}: {', '.join(sorted(run.name for run in runs))}" if runs else ""
         if any(map(os.path.isdir, places)):
             raise LmtrainError(f"{path} is not a run folder: it has no {CONFIG}{others}")
-        raise LmtrainError(f"there is no run {path}{others}")
+        raise LmtrainError(f"there is no run {path}{others or ': train one with `lmtrain train`'}")
     if not runs:
         raise LmtrainError(f"no trained run in {runs_dir}: train one with `lmtrain train`, or name one with --run")
     return max(runs, key=lambda run: (run / STATE).stat().st_mtime if (run / STATE).exists() else 0.0)

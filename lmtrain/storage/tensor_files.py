@@ -30,7 +30,7 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""The names that safetensors has for types."""
+"""The names that safetensors has for dtypes."""
 _TYPES = {name: dtype for dtype, name in _DTYPES.items()}
 _ROWS = re.compile(r"(.+)\[([0-9]{1,15}):([0-9]{1,15})/([0-9]{1,15})\]")
 
@@ -86,7 +86,7 @@ def serialize(named: Mapping[str, Tensor]) -> list[memoryview]:
     """Return the content of a safetensors file: a header, and the bytes of the tensors.
 
     Tensors on the CPU are not copied; the library's own function makes three copies of each. The header is its length,
-    then JSON. Tensors of the widest types come first, so that each tensor is aligned to the size of its type.
+    then JSON. Tensors of the widest dtypes come first, so that each tensor is aligned to the size of its dtype.
     """
     names = sorted(named, key=lambda name: (-named[name].itemsize, name))
     ends = list(accumulate((named[name].nbytes for name in names), initial=0))

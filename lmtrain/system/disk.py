@@ -34,7 +34,7 @@ def sync(path: Path) -> None:
 
 
 def check_regular(path: Path) -> None:
-    """Raise OSError if `path` exists and is not a regular file: opening a pipe or a device may block for ever."""
+    """Raise OSError if `path` exists and is not a regular file: opening a pipe or a device may block forever."""
     try:
         status = path.stat()
     except FileNotFoundError:

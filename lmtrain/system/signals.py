@@ -66,10 +66,10 @@ def _write_line(message: str) -> None:
 def _handle(number: int, frame: FrameType | None) -> None:
     global _ending  # noqa: PLW0603
     if _ending:
-        _end_at_once("interrupted again: ended at once")
+        _end_at_once("interrupted again: exited")
     _ending = True
     if number == signal.SIGUSR1:
-        _write_line("ended by SIGUSR1: training was not under way, so there is nothing to save")
+        _write_line("ended by SIGUSR1: training was not running, so there is nothing to save")
     if _is_importing(frame):
         os._exit(INTERRUPTED)  # torch drops an exception while it imports NumPy, and the command would continue
     raise KeyboardInterrupt
@@ -108,13 +108,13 @@ class StopSignal:
         if self.number and number == signal.SIGINT:
             if not self._processes.is_main:
                 os._exit(INTERRUPTED)
-            _end_at_once("interrupted again: ended at once; the same command resumes from the last checkpoint, if any")
+            _end_at_once("interrupted again: exited; the same command resumes from the last checkpoint, if any")
         if self.number:
             return
         self.number = number
         if self._processes.is_main:
             with suppress(OSError):  # such as a closed terminal
-                _write_line("stopping: saving a checkpoint (Ctrl-C again ends at once, without saving)")
+                _write_line("stopping: saving a checkpoint (Ctrl-C again exits without saving)")
 
     def check(self) -> None:
         """Raise Interrupted if any process has received a signal. Called by all processes."""

@@ -31,7 +31,7 @@ def report_plan(config: Config, store: TokenStore, budget: Budget) -> None:
         limits.append(f"{_count(budget.steps, 'step')} ({tokens}, {_count(epochs, 'epoch')})")
     if budget.seconds is not None:
         limits.append(_count(budget.seconds / 60, "minute"))
-    log.info(f"budget: {' or '.join(limits)}{', whichever ends first' if len(limits) > 1 else ''}")
+    log.info(f"budget: {' or '.join(limits)}{', whichever comes first' if len(limits) > 1 else ''}")
 
 
 def report_device(state: TrainState) -> None:

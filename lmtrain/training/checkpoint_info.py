@@ -1,4 +1,4 @@
-"""What the checkpoint of a run stores beside its tensors."""
+"""What the checkpoint of a run stores besides its tensors."""
 
 import json
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ class SavedCounters(Counters):
 
 @dataclass(frozen=True)
 class ScheduleLength:
-    """What the learning rate of a step depends on, beside fields that a run can't change."""
+    """What the learning rate of a step depends on, besides fields that a run can't change."""
 
     steps: Count | None
     """The budget in steps."""

@@ -54,7 +54,7 @@ def last_common(run_dir: Path, train: TrainConfig, budget: Budget, last: Checkpo
         checkpoint = run_checkpoints.last_until(run_dir, common)
         if checkpoint is not None:
             log.warning(
-                f"{run_dir}: going back to step {checkpoint.info['step']:,} to resume with another budget; later "
+                f"{run_dir}: resuming from step {checkpoint.info['step']:,} with another budget; later "
                 f"checkpoints, up to step {step:,}, are deleted"
             )
             return checkpoint

@@ -22,7 +22,7 @@ from lmtrain.training.optimizers import make_optimizer, optimizer_tensors
 from lmtrain.training.schedule import make_budget, sample_order
 
 DISTILLATION_BUFFERS = 3
-"""Arrays of the size of all logits that exist at once in the distillation loss, beside those that autograd saves."""
+"""Arrays of the size of all logits that exist at once in the distillation loss, besides those that autograd saves."""
 
 UTILIZATION = {"cpu": 0.5, "amx": 0.12, "cuda": 0.35}
 """Typical MFU of training. A CPU's AMX multiplies the peak in bf16 products, and makes nothing else faster: `train

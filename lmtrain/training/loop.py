@@ -30,7 +30,7 @@ from lmtrain.training.train_state import TrainState
 from lmtrain.training.trainer import Outcome, Trainer
 
 MEMORY_REMEDY = (
-    "lower train.micro_batch or train.loss_chunk (the batch stays the same), model.context, or the model's size"
+    "lower train.micro_batch or train.loss_chunk (the batch stays the same), model.context, model.dim or model.layers"
 )
 
 Measure = Callable[[str], AbstractContextManager[object]]
@@ -54,7 +54,7 @@ def fit(config: Config, store: TokenStore, run_dir: Path, processes: ProcessGrou
             with open_run(config, store, run_dir, budget, checkpoint, processes) as trainer:
                 outcome = _train(trainer)
         else:
-            log.info(f"{run_dir} is finished, so nothing is trained: another run needs another run.name")
+            log.info(f"{run_dir} is finished, so nothing is trained: set run.name to train another run")
     processes.barrier()  # torchrun may end the main process, which writes last, once another process has exited
     return outcome
 
@@ -78,7 +78,7 @@ def train_step(state: TrainState, lr: float, measure: Measure = nullcontext) -> 
 
     The loss is the sum of nats over the count of all targets in the step, however they are divided into micro-batches.
     If the gradient is not finite, the step is skipped: weights and optimizer state stay unchanged, and the EMA
-    weights move towards the same weights again.
+    weights move toward the same weights again.
     """
     train, model, processes = state.config.train, state.model, state.processes
     step, micro_batch_size = state.counters.step, train.micro_batch_size

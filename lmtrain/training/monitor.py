@@ -35,7 +35,7 @@ CHARTS = {
 """The metrics with a chart, and their tags. TensorBoard sorts groups by name, so the page opens on the losses."""
 
 _SHOWN = {"loss": ("loss {}", 3), "perplexity": ("ppl {}", 1), "tokens_per_second": ("{} tok/s", 0)}
-"""How the metrics of training steps that are displayed are formatted, and with how many decimals."""
+"""Formats and decimals of the metrics of training steps that are displayed."""
 
 
 class Monitor:

@@ -68,7 +68,7 @@ def open_run(
 ) -> Iterator[Trainer]:
     """Yield the trainer of a run at its next step, restored from the checkpoint `folder`; None: a new run.
 
-    Inside the block stop signals are caught, and the run's state is "running", or "failed" after an error.
+    Inside the block stop signals are caught, and the run's status is "running", or "failed" after an error.
     """
     last = load_checkpoint(folder, verify_hashes=False) if folder else None
     info = NEW_RUN if last is None else read_info(last)

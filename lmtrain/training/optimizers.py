@@ -144,6 +144,6 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 @torch.no_grad()
 def update_ema(ema: dict[str, Tensor], model: nn.Module, decay: float, step: int) -> None:
-    """Move the exponential moving average of the weights towards the model's by 1 - decay, and faster early on."""
+    """Move the exponential moving average of the weights toward the model's by 1 - decay, and faster early on."""
     current: list[Tensor] = list(model.parameters())  # in the order of `ema`, as `new_state` makes it
     torch._foreach_lerp_([*ema.values()], current, 1.0 - min(decay, (1 + step) / (10 + step)))

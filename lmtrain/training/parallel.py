@@ -46,8 +46,8 @@ def check_agreement(config: Config, store: TokenStore, processes: ProcessGroup) 
     mine = {name: str(value) for name, value in flat(config).items() if not name.startswith("data.")} | {
         "train.device": device.type,
         "train.precision": choose_precision(config.train.precision, device),
-        "its tokens": store.sha256[:16],
-        "its tokenizer": store.tokenizer.sha256[:16],
+        "token store": store.sha256[:16],
+        "tokenizer": store.tokenizer.sha256[:16],
         "lmtrain": __version__,
         "torch": torch.__version__,
     }

@@ -22,7 +22,7 @@ class CheckpointSaver:
     sent. A write error is raised by the next call of any method, and at the end of the block at the latest. Between
     `save` and the next `wait` the newest complete checkpoint may be the previous one.
 
-    `common_steps` is the last step that a run with a larger budget can continue from (0: it can't); see `prune`.
+    `common_steps` is the last step that a run with a larger budget can resume from (0: it can't); see `prune`.
     """
 
     def __init__(

@@ -71,7 +71,7 @@ def make_budget(config: Config, store: TokenStore) -> Budget:
         if train.warmup > (1 - decay + 1e-9) * steps:
             raise UsageError(
                 f"train.warmup={train.warmup:g} does not fit into the run of {steps:,} steps"
-                f"{f' beside train.decay={decay:g}' if decay else ''}: lower it"
+                f"{f' with train.decay={decay:g}' if decay else ''}: lower it"
             )
     return Budget(steps, None if train.max_minutes is None else 60.0 * train.max_minutes)
 

@@ -209,8 +209,8 @@ def restore(state: TrainState, checkpoint: Checkpoint) -> None:
     if info.teacher != state.teacher_hash:
         learned = "no teacher" if info.teacher is None else "another teacher, or an earlier checkpoint of it"
         raise LmtrainError(
-            f"train.teacher={flat(state.config)['train.teacher']}: {checkpoint.folder} has learned from {learned}: "
-            "choose another run.name, or name the old teacher"
+            f"train.teacher={flat(state.config)['train.teacher']}: {checkpoint.folder} was trained with {learned}: "
+            "choose another run.name, or restore train.teacher"
         )
     try:
         copy_all(checkpoint.tensors["model"], dict(state.model.named_parameters()))

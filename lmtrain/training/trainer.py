@@ -99,7 +99,7 @@ class Trainer:
             self.evaluate()
         elif progress < 1.0:
             unsaved_seconds = self.clock.seconds - self._saved_seconds
-            # If the budget is raised later, the run continues from the last step that does not depend on it.
+            # If the budget is raised later, the run resumes from the last step that does not depend on it.
             is_last_common = step == steps_independent_of_budget(train, self.budget)
             if is_last_common or unsaved_seconds > 60 * train.save_minutes:
                 self._save(None)

@@ -45,7 +45,7 @@ def test_a_prompt_gives_the_text_of_the_command(lmtrain: Lmtrain, workdir: Path)
     (found,) = run.complete(["The river"], Options(max_tokens=6, beams=3))
     assert beam == found.completions[0].text
     for prompts in ("The", None, ["The", 5], iter(["The"])):
-        with pytest.raises(TypeError, match="prompts must be a list of texts"):
+        with pytest.raises(TypeError, match="prompts must be a list of strings"):
             run.complete(prompts, Options())  # type: ignore[arg-type]
     assert len({run.generate("The", max_tokens=12) for _ in range(5)}) > 1
     for seed in (None, "3", 3.0):
@@ -72,7 +72,7 @@ def test_a_greedy_text_is_the_most_likely_next_token_again_and_again(workdir: Pa
 
 @pytest.mark.parametrize("arguments", [("own.txt", ["train.steps=1"]), ({"train": {"steps": 1}},)])
 def test_arguments_of_another_type_are_rejected(arguments: tuple[Any, ...]) -> None:
-    with pytest.raises(TypeError, match=r"each override .* arguments of their own; config= takes a dict"):
+    with pytest.raises(TypeError, match=r"each override .* are separate arguments; config= takes a dict"):
         library.train(*arguments)
 
 
@@ -173,7 +173,7 @@ def test_the_score_of_a_text_is_that_of_its_tokens_one_by_one(lmtrain: Lmtrain, 
     with pytest.raises(TypeError, match="the text must be a str or a Path, not bytes"):
         run.score(b"a")  # type: ignore[arg-type]
     for wrong in ({"device": "gpu"}, {"weights": "best"}, {"precision": "fp8"}):
-        with pytest.raises(UsageError, match="it is one of"):
+        with pytest.raises(UsageError, match="choose one of"):
             library.load("sample", **wrong)
 
 

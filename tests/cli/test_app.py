@@ -89,14 +89,14 @@ def test_a_terminal_gets_no_control_characters(
 def test_a_name_that_is_not_utf8_is_called_so(lmtrain: Lmtrain, workdir: Path, arguments: list[str]) -> None:
     done = lmtrain(*arguments)
     assert done.code == 2
-    assert "is not UTF-8 text: rename what has this name" in done.err
+    assert "is not UTF-8 text: rename the file" in done.err
     assert "YAML" not in done.err
 
 
 def test_a_name_that_cannot_be_printed_gets_a_remedy(lmtrain: Lmtrain, workdir: Path) -> None:
     done = lmtrain("export", "sample", "b\udcffd")
     assert (done.code, done.out) == (1, "")
-    assert "'\\udcff' can't be written in utf-8: rename what has this name" in done.err
+    assert "'\\udcff' can't be written in utf-8: rename the file" in done.err
 
 
 def test_closed_streams_are_the_null_device() -> None:

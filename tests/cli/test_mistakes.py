@@ -32,7 +32,7 @@ WRONG_USAGE = {
     "unknown override": ([*TRAIN, "train.ler=1"], "did you mean train.lr (Peak"),
     "two sources": (
         ["tokenize", "own.txt", "short.txt"],
-        "one text, or a folder of several, comes before the overrides",
+        "a source comes before the overrides",
     ),
     "an override with spaces": (["train", "train.lr", "=", "0.1"], "override '=' is not of the form"),
     "stride too long": (["eval", "eval.stride=17"], "eval.stride=17 is longer than model.context=16"),
@@ -55,7 +55,7 @@ WRONG_USAGE = {
         ["train", "my type.yaml"],
         "my type.yaml is a configuration: write `-c 'my type.yaml'`",
     ),
-    "an empty stop string": (["generate", "x", "--stop-string", ""], "must be a list of texts, none of them empty"),
+    "an empty stop string": (["generate", "x", "--stop-string", ""], "must be a list of nonempty strings"),
     "an unknown stop rule": (["generate", "x", "--stop", "end"], "Invalid value for '--stop': 'end' is not one of"),
     "a recipe as a source": (["train", "wikitext2-cpu"], "wikitext2-cpu is a configuration: write `-c wikitext2-cpu`"),
     "a long override first": (["download", f"data.source={'x' * 5000}", "a"], "not of the form section.field=value"),
@@ -63,22 +63,37 @@ WRONG_USAGE = {
         ["generate", "The", "run.seed=7"],
         "generate accepts only its options (-h) and run.name=VALUE",
     ),
-    "a prompt after an override": (["generate", "run.name=sample", "Once"], "a prompt comes before the overrides"),
+    "a prompt after an override": (["generate", "run.name=sample", "Once"], "put the prompt before the overrides"),
     "a field of training in place of a prompt": (["generate", "train.beta1=0.9"], "generate accepts only its options"),
-    "a prompt without quotes": (["generate", "The", "river"], "needs quotes: lmtrain generate 'The river'"),
+    "a prompt without quotes": (
+        ["generate", "The", "river"],
+        "quote it if it has several words: lmtrain generate 'The river'",
+    ),
     "a misspelled option": (["generate", "x", "--temprature", "1"], "--temperature"),
     "a prompt with a dash": (["generate", "-5 degrees"], "begins with - needs -- before it: lmtrain generate -- "),
-    "a run and its name": (["eval", "--run", "sample", "run.name=other"], "--run and run.name exclude each other"),
-    "a run and its name with spaces": (["eval", "--run", "sample", "run.name = other"], "--run and run.name exclude"),
+    "a run and its name": (["eval", "--run", "sample", "run.name=other"], "give --run or run.name, not both"),
+    "a run and its name with spaces": (
+        ["eval", "--run", "sample", "run.name = other"],
+        "give --run or run.name, not both",
+    ),
     "another name to resume": (["train", "--resume", "sample", "run.name=other"], "leave --config and run.name out"),
-    "a split and a text": (["eval", "--split", "test", "--text", "short.txt"], "give one of them"),
-    "a dry run with a profile": (["train", "--dry-run", "--profile"], "give one of them"),
+    "a split and a text": (["eval", "--split", "test", "--text", "short.txt"], "give --split or --text, not both"),
+    "a dry run with a profile": (
+        ["train", "--dry-run", "--profile"],
+        "give only one of --fields, --dry-run and --profile",
+    ),
     "no such field": (["train", "--fields", "x1"], "the sections are run, data, tokenizer, model, train, eval"),
     "a field without its section": (["train", "--fields", "lr"], "did you mean train.lr"),
-    "prompt and prompts": (["generate", "x", "--prompts", "own.txt"], "exclude each other"),
-    "greedy beams": (["generate", "x", "--greedy", "-b", "2", "--top-k", "9"], "--greedy excludes --beams, --top-k"),
-    "beams that sample": (["generate", "x", "--beams", "2", "--top-p", "0.95"], "--beams excludes --top-p"),
-    "beams and repetition": (["generate", "x", "--beams", "2", "--repetition-penalty", "1.2"], "lmtrain: beams > 1"),
+    "prompt and prompts": (["generate", "x", "--prompts", "own.txt"], "give a prompt or --prompts, not both"),
+    "greedy beams": (
+        ["generate", "x", "--greedy", "-b", "2", "--top-k", "9"],
+        "--greedy can't be combined with --beams, --top-k",
+    ),
+    "beams that sample": (
+        ["generate", "x", "--beams", "2", "--top-p", "0.95"],
+        "--beams can't be combined with --top-p",
+    ),
+    "beams and repetition": (["generate", "x", "--beams", "2", "--repetition-penalty", "1.2"], "lmtrain: beam search"),
 }
 """The command or the configuration is wrong: exit code 2."""
 FAILURES = {
@@ -110,7 +125,7 @@ FAILURES = {
         "or is another one, so its test split may contain text that the run was trained on. --text",
     ),
     "no prompt at all": (["generate"], "no prompt: give one"),
-    "prompts in another form": (["generate", "--prompts", "a.json"], "a .jsonl file of lines like"),
+    "prompts in another form": (["generate", "--prompts", "a.json"], "a .jsonl file like"),
     "half a character": (["generate", "\ud800"], "lone surrogate"),
 }
 """The command is right, and what it names or reads is not: exit code 1."""

@@ -75,7 +75,7 @@ def on_terminal(*arguments: str) -> Iterator[Terminal]:
 
 def test_in_a_conversation_ctrl_c_ends_a_text_and_ctrl_d_leaves(workdir: Path) -> None:
     with on_terminal("-n", "100000") as screen:
-        screen.wait_for("Ctrl-C stops a text, Ctrl-D leaves.\nprompt> ")
+        screen.wait_for("Ctrl-C stops a text, Ctrl-D quits.\nprompt> ")
         screen.type("The river\n")
         screen.wait_for(r"The river\n")  # the echo
         screen.wait_for(r"The river(\W*\w+){5}")  # words appear long before the text is complete

@@ -34,6 +34,6 @@ def test_the_example_on_the_page_is_a_configuration(tmp_path: Path) -> None:
 
 def test_types_are_written_in_words() -> None:
     types = {field.name: field.type for field in fields()}
-    assert types["train.sample_prompts"] == "list of text"
+    assert types["train.sample_prompts"] == "list of string"
     assert types["train.compile"] == "auto | true | false"
     assert (types["train.micro_batch"], types["run.dir"], types["train.lr"]) == ("int", "path", "float")

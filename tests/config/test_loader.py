@@ -83,10 +83,10 @@ def test_a_message_names_the_source_of_the_value(tmp_path: Path) -> None:
         config.load(None, [], {"LMTRAIN_MODEL_DIM": "8"})
     path.write_text("model: {dim: 7, position: none}")
     together = {  # if several fields conflict, the one that was set beside the file
-        "model.heads=2": "the command line: model.dim=7 can't be divided among model.heads=2",
+        "model.heads=2": "the command line: model.dim=7 is not divisible by model.heads=2",
         "model.attention=foo": "the command line: model.attention=foo: choose among",
         "train.lr=1e20": "the command line: train.lr=1e+20: a number may not be larger than",
-        "data.source='http://a'": "the command line: data.source is an address",
+        "data.source='http://a'": "the command line: data.source is a URL",
     }
     for override, message in together.items():
         with pytest.raises(LmtrainError, match=re.escape(message)):
@@ -203,7 +203,7 @@ def test_a_leading_zero_does_not_make_a_number_octal_but_a_prefix_does(text: str
         ("train.clip=0", "train.clip=0: should be greater than 0$"),
         ("train.compile=maybe", "train.compile='maybe': should be 'auto' or should be a valid boolean"),
         ("train.loss_chunk=0", "train.loss_chunk=0: should be greater than or equal to 1 or should be 'auto'$"),
-        ("data.source=", "data.source=None: should be a text"),
+        ("data.source=", "data.source=None: should be a string"),
         ("data.source=''", "data.source='': String should have at least 1 character$"),
         ("model.output_cutoffs=[]", "should be a list that is not empty$"),
         ("model.output_cutoffs=[a]", "^the command line: model.output_cutoffs.0='a': should be a valid integer"),
@@ -216,7 +216,7 @@ def test_a_leading_zero_does_not_make_a_number_octal_but_a_prefix_does(text: str
         ("train.patience=true", "train.patience=True: a number is needed"),
         ("model.output_cutoffs=[true, 5]", r"model.output_cutoffs=\[True, 5\]: a number is needed"),
         ("train.lr=.inf", "train.lr='.inf': should be a valid number"),
-        ("train.micro_batch=5", "can't be divided into train.micro_batch=5"),
+        ("train.micro_batch=5", "is not divisible by train.micro_batch=5"),
         ("tokenizer.kind=words", "tokenizer.kind='words': should be 'auto', 'word', 'bpe' or 'byte'$"),
         ("run.name=../escape", "run.name"),
         ("model.dim", "not of the form"),
@@ -231,7 +231,7 @@ def test_a_wrong_override_is_named(override: str, message: str) -> None:
 
 
 def test_only_the_first_argument_may_be_a_text() -> None:
-    with pytest.raises(UsageError, match=r"^override 'book.txt' is not of the form .*; one text, or a folder"):
+    with pytest.raises(UsageError, match=r"^override 'book.txt' is not of the form .*; a source comes before"):
         config.load(None, config.with_source(["model.dim=16", "book.txt"]), {})
     assert config.load(None, config.with_source(["./a=b.txt"]), {}).data.source == "./a=b.txt"
 
@@ -264,7 +264,7 @@ def test_only_the_first_argument_may_be_a_text() -> None:
         (["model.attention=induced", "model.mode=windowed"], "inducing points have none"),
         (
             ["train.schedule=wsd", "train.warmup=0.5", "train.decay=0.6"],
-            r"train.warmup=0.5 and train.decay=0.6 are together more than the whole run, .* lower one of them",
+            r"train.warmup=0.5 and train.decay=0.6 add up to more than the whole run: lower one of them",
         ),
         (["model.position=sinusoidal", "model.dim=7", "model.heads=1"], "sinusoidal needs an even model.dim, not 7"),
         (["tokenizer.eos_token=</s>"], "tokenizer.eos_token is a token of tokenizer.file: give the file"),
@@ -298,7 +298,7 @@ def test_a_contradiction_is_named(overrides: list[str], message: str) -> None:
         (b"train: {steps: 1099511627777}", "train.steps=.*larger than 2\\*\\*40"),
         (b'run: {dir: "a\\0b"}', "run.dir=.*: contains a NUL byte, or a character that this locale"),
         (b'data: {dir: "a\\ud800b"}', "data.dir=.*: contains a NUL byte, or a character that this locale"),
-        (b"".join(b"k%d: 1\n" % number for number in range(5_000)), "and 4995 more like these"),
+        (b"".join(b"k%d: 1\n" % number for number in range(5_000)), "and 4995 more"),
         (b"#" * (config.MAX_FILE_BYTES + 1), "larger than 256 KiB"),
     ],
     ids=range(21),
@@ -344,7 +344,7 @@ def test_only_a_stored_configuration_has_its_open_vocabulary_size_written_out() 
     ],
 )
 def test_a_text_that_is_not_unicode_is_rejected(sections: dict[str, dict[str, Any]]) -> None:
-    with pytest.raises(UsageError, match="a text has half a surrogate pair, which is not a character"):
+    with pytest.raises(UsageError, match="a text has a lone surrogate, which is not a character"):
         config.load(sections, [], {})
 
 

@@ -132,7 +132,7 @@ def test_single_file_is_cut_90_5_5_by_lines(load: Importer, tmp_path: Path) -> N
     text = [f"line {number}" for number in range(40)]
     made = load(write(tmp_path / "book.txt", "\n".join(text)))
     assert (lines(made, "train"), lines(made, "valid"), lines(made, "test")) == (text[:36], text[36:38], text[38:])
-    assert any("lines are cut, in order, into 90% train, 5% valid, 5% test" in note for note in load.notes)
+    assert any("lines are split, in order, into 90% train, 5% valid, 5% test" in note for note in load.notes)
     assert set(made.manifest["files"]) == {f"{split}.{end}" for split in made.splits for end in ("txt", "docs.npy")}
 
 
@@ -150,7 +150,7 @@ def test_missing_valid_is_cut_from_train_and_missing_test_is_noted(load: Importe
     made = load(texts)
     assert list(made.splits) == ["train", "valid"]
     assert lines(made, "valid") == ["line 38", "line 39"]
-    assert any("no valid split" in note for note in load.notes)
+    assert any("no validation split" in note for note in load.notes)
     assert any("has no test split" in note for note in load.notes)
     write(texts / "test.txt", "held out\n")
     assert lines(load(texts), "test") == ["held out"]
@@ -159,7 +159,7 @@ def test_missing_valid_is_cut_from_train_and_missing_test_is_noted(load: Importe
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("word\n" * 19, r"19 words \(between white space\) are too few"),
+        ("word\n" * 19, "19 words are too few to split one off"),
         ("word\n" * 22 + "\n\n" + "word\n", "the valid split, .* could be a file of its own, has no words: give it"),
     ],
 )

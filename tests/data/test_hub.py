@@ -264,7 +264,7 @@ def test_a_dataset_that_cannot_be_downloaded_is_named(hub: Hub, online: Client, 
         (401, "", "set HF_TOKEN"),
         (403, "", "ask for access on its page and set HF_TOKEN"),
         (403, "GatedRepo", "ask for access on its page and set HF_TOKEN"),
-        (500, "", "answers with error 500"),
+        (500, "", "returned HTTP 500"),
     ):
         hub.repositories[f"own/down{status}{code}"] = Repository(PLAIN, error=status, code=code)
         assert message in online(f"own/down{status}{code}")

@@ -118,7 +118,7 @@ def test_files_with_names_of_their_own_are_documents_and_shards_are_not(tmp_path
         ("a.json", '[{"text": "a"},\n', r"a\.json, line 1, is not JSON .* must be an array of objects"),
         ("a.csv", "id,body\n1,a\n", r"a\.csv has no column 'text'.*\('id', 'body'\) with data\.text_column=NAME"),
         ("a.csv", "", r"a\.csv has no column 'text'.*\(none\)"),
-        ("a.csv", "id,text\n1,a\n2,b, c\n", r"a\.csv, line 3, has 3 fields and not 2, as its header has"),
+        ("a.csv", "id,text\n1,a\n2,b, c\n", r"a\.csv, line 3, has 3 fields, but its header 2: put quotes"),
         ("a.csv", 'id,text\n1,"a\nb\n', r"a\.csv, line 3, is not well-formed \(unexpected end of data\)"),
         ("a.tsv", 'id\ttext\n1\t"a" b\n', r"a\.tsv, line 2, is not well-formed"),
         ("a.csv", b"id,text\n1,na\xefve\n", r"a\.csv is not UTF-8 text: convert it"),

@@ -135,7 +135,7 @@ def test_a_second_name_of_a_file_is_not_a_second_text(tmp_path: Path) -> None:
     (tmp_path / "b.txt").symlink_to("a.txt")
     (tmp_path / "sub" / "above").symlink_to(tmp_path)
     os.link(tmp_path / "sub" / "c.txt", tmp_path / "sub" / "d.txt")
-    reason = "they are second names of other files"
+    reason = "they are links to other files"
     assert found(tmp_path) == (
         {"train": "a.txt sub/c.txt"},
         [f"not used in {tmp_path}, since {reason}: b.txt, sub/d.txt"],
@@ -226,7 +226,7 @@ def test_a_link_to_a_missing_file_is_not_ignored(tmp_path: Path, name: str) -> N
     fill(tmp_path, "train/b.txt")
     (tmp_path / name).symlink_to("nowhere")
     source = tmp_path / name if name == "source" else tmp_path
-    with pytest.raises(LmtrainError, match=f"{name} is a link to a file that isn't there: mend it or delete it"):
+    with pytest.raises(LmtrainError, match=f"{name} is a broken link: fix it or delete it"):
         make_corpus(DataConfig(source=str(source), dir=tmp_path / "data"))
 
 

@@ -60,7 +60,7 @@ def test_documents_of_very_different_lengths_are_cut_by_lines(
     counts = cut(tmp_path, (("a word", line == 0) for length in lengths for line in range(length)))
     assert (counts["valid"]["lines"], counts["test"]["lines"]) == held_out
     assert sum(own["lines"] for own in counts.values()) == sum(lengths)
-    assert f"the {unit} are cut" in notes[0]
+    assert f"the {unit} are split" in notes[0]
 
 
 LONG = [f"w{number:03}" for number in range(400)]
@@ -86,11 +86,11 @@ def test_long_lines_are_cut_between_words(tmp_path: Path, lines: list[str], trai
         assert own.endswith("\n")
         found = {"lines": own.count("\n"), "words": len(own.split()), "bytes": len(own.encode()), "documents": 1}
         assert counts[split] == found
-    assert notes == ["no valid split: the words are cut, in order, into 90% train, 5% valid, 5% test"]
+    assert notes == ["no validation split: the words are split, in order, into 90% train, 5% valid, 5% test"]
 
 
 def test_a_text_without_a_place_for_a_cut_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(LmtrainError, match=r"^the text has no valid split, and no space or line end where one could"):
+    with pytest.raises(LmtrainError, match=r"^the text has no validation split, and no space or newline to split"):
         cut(tmp_path, [("x" * 1_000 + " y" * 30, False)])
 
 

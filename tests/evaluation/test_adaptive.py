@@ -379,7 +379,7 @@ def test_every_mode_is_deterministic_and_leaves_the_trained_weights(mode: str) -
 def test_dynamic_evaluation_is_for_causal_models() -> None:
     windowed = tiny_model(mode="windowed")
     for model in (windowed, Ensemble([windowed, windowed])):
-        with pytest.raises(LmtrainError, match="a windowed model"):
+        with pytest.raises(LmtrainError, match="needs a causal model"):
             adaptable(model, "fp32")
 
 

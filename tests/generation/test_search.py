@@ -115,5 +115,5 @@ def test_a_diverged_model_is_an_error(sampling: Options, column: int) -> None:
         log_probs[-1, column] = torch.nan
         return log_probs, state
 
-    with pytest.raises(LmtrainError, match="not numbers"):
+    with pytest.raises(LmtrainError, match="probabilities are NaN"):
         sample(*Toy(3, 0).start([(1,), (2,)]), step, sampling)

@@ -148,7 +148,7 @@ def test_slopes_start_log_spaced(heads: int) -> None:
 
 def test_heads_must_divide_the_width() -> None:
     for heads in 5, 0:
-        with pytest.raises(ValueError, match=f"a width of 12 can't be divided among {heads} heads"):
+        with pytest.raises(ValueError, match=f"a width of 12 is not divisible by {heads} heads"):
             AttentionPooling(12, heads, FeedForward(12))
 
 

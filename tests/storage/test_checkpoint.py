@@ -78,7 +78,7 @@ def test_a_damaged_best_is_named_or_an_error(tmp_path: Path, file: str, notes: l
         run_checkpoints.load_chosen(tmp_path, "best")
     for folder in run_checkpoints.folders(tmp_path):
         (folder / "model.safetensors").write_bytes(b"")
-    with pytest.raises(LmtrainError, match="no other one is good"):
+    with pytest.raises(LmtrainError, match="all others are damaged"):
         run_checkpoints.load_chosen(tmp_path, None)
 
 
@@ -127,7 +127,7 @@ def test_a_run_is_found_by_path_by_name_or_as_the_latest(tmp_path: Path, tiny: C
         run_folder.find_run(tmp_path, tmp_path)
     assert not run_folder.has_checkpoint(tmp_path / ("a" * 5_000))
     for name in ("missing", "a" * 5_000):
-        with pytest.raises(LmtrainError, match=rf"there is no run {name}$"):
+        with pytest.raises(LmtrainError, match=rf"there is no run {name}: train one with `lmtrain train`$"):
             run_folder.find_run(Path(name), tmp_path)
     for name in ("older", "newer"):
         run_folder.create_run(tmp_path / name, tiny)
@@ -153,10 +153,12 @@ def test_a_run_of_which_all_checkpoints_were_set_aside_does_not_start_over(tmp_p
     folder = _save(tmp_path, 1)
     weights = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(weights[::-1])
-    with pytest.raises(LmtrainError, match=r"no good checkpoint \(.*model\.safetensors is damaged .*\): step"):
+    with pytest.raises(LmtrainError, match=r"no undamaged checkpoint \(.*model\.safetensors is damaged .*\): step"):
         run_checkpoints.last(tmp_path)
     folder.rename(f"{folder}.damaged")
-    with pytest.raises(LmtrainError, match=r"has no good checkpoint: step-00000001\.damaged can't be resumed from"):
+    with pytest.raises(
+        LmtrainError, match=r"has no undamaged checkpoint: step-00000001\.damaged can't be resumed from"
+    ):
         run_checkpoints.last(tmp_path)
 
 

@@ -148,8 +148,7 @@ def test_a_run_that_goes_back_says_so_and_one_that_need_not_does_not(
     before = run_state(tmp_path / "run")
     _, notes = run(change(large, train__steps=24), tmp_path / "run")
     assert notes == [
-        f"{tmp_path / 'run'}: going back to step 12 to resume with another budget; later checkpoints, up to step 16, "
-        "are deleted"
+        f"{tmp_path / 'run'}: resuming from step 12 with another budget; later checkpoints, up to step 16, are deleted"
     ]
     assert (before["step"], run_state(tmp_path / "run")["step"]) == (16, 24)
 

@@ -213,7 +213,7 @@ def test_a_finished_run_is_left_alone_and_a_damaged_checkpoint_replaced(
     before, written = last_hash(tmp_path), {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with monkeypatch.context() as patch:
         patch.setattr(opening, "new_state", None)
-        note = f"{tmp_path} is finished, so nothing is trained: another run needs another run.name"
+        note = f"{tmp_path} is finished, so nothing is trained: set run.name to train another run"
         assert run(tiny, tmp_path, quiet=False) == (first, [note])
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == written
     newest = run_checkpoints.choose(tmp_path, "last")
@@ -354,7 +354,7 @@ def test_a_budget_in_time_may_end_while_the_last_checkpoint_is_saved(
     assert (first.status, first.step, clock.seconds) == end
     again, notes = run(config, tmp_path, quiet=False)
     assert (again.status, again.step, again.score) == (*end[:2], first.score)
-    assert notes == [f"{tmp_path} is finished, so nothing is trained: another run needs another run.name"]
+    assert notes == [f"{tmp_path} is finished, so nothing is trained: set run.name to train another run"]
 
 
 @pytest.mark.parametrize("seconds", [0.2, 1.0, 9.0])

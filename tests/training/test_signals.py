@@ -148,11 +148,11 @@ def test_one_signal_saves_and_a_second_ctrl_c_ends_the_process_at_once(tiny: Con
     assert verified_steps(run_dir)[-1] == found["step"]
     for kind, count in (("step", 2), ("batch", 30)):
         code, text = train_and_send(tiny.data.dir, folder / "log", kind, count, *[signal.SIGINT] * 3)
-        assert text.count("lmtrain: stopping: saving a checkpoint (Ctrl-C again ends at once, without saving)\n") == 1
+        assert text.count("lmtrain: stopping: saving a checkpoint (Ctrl-C again exits without saving)\n") == 1
         printed += text
         assert code == 130, text
         assert run_state(run_dir)["status"] == "running"  # as after `kill -9`
-        assert re.search(r"lmtrain: interrupted again: ended at once; the same command resumes .*\n\Z", text)
+        assert re.search(r"lmtrain: interrupted again: exited; the same command resumes .*\n\Z", text)
     assert "Traceback" not in printed
     assert "Exception" not in printed
     assert run(config, run_dir)[0].status == "finished"
@@ -209,7 +209,7 @@ def test_signals_before_training_end_the_process(
     only = numbers[0]
     expected = {-only} if only == signal.SIGTERM else {130} if len(numbers) == 1 else {130, -only}
     assert process.returncode in expected
-    assert (only == signal.SIGUSR1) == ("lmtrain: ended by SIGUSR1: training was not under way" in err)
+    assert (only == signal.SIGUSR1) == ("lmtrain: ended by SIGUSR1: training was not running" in err)
     assert "Traceback" not in seen + err
     assert "Exception" not in seen + err
     assert not (tmp_path / "runs" / "sample" / "state.json").exists()

@@ -104,7 +104,7 @@ def test_a_run_resumes_with_its_own_teacher_wherever_it_is_and_with_no_other(
     assert {"loss" in row: "perplexity" in row for row in steps} == {True: False}, "the mixed loss has none"
     interrupt_after(5)
     run(config, tmp_path / "student")
-    other_teacher = r"has learned from another teacher, or an earlier checkpoint of it: choose"
+    other_teacher = r"was trained with another teacher, or an earlier checkpoint of it: choose"
     with pytest.raises(LmtrainError, match=other_teacher):
         run(change(tiny, train__teacher=None), tmp_path / "student")
     shutil.rmtree(tmp_path / "teacher")
@@ -118,7 +118,7 @@ def test_a_run_resumes_with_its_own_teacher_wherever_it_is_and_with_no_other(
     shutil.copytree(base, tmp_path / "moved")
     assert run(change(config, train__teacher=str(tmp_path / "moved")), tmp_path / "student")[0].score == outcome.score
     run(change(tiny, train__steps=1), tmp_path / "plain")
-    with pytest.raises(LmtrainError, match=r"has learned from no teacher: choose another run\.name"):
+    with pytest.raises(LmtrainError, match=r"was trained with no teacher: choose another run\.name"):
         run(change(config, train__steps=1), tmp_path / "plain")
 
 
