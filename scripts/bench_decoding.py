@@ -8,31 +8,28 @@ python scripts/bench_decoding.py SIDE        # as JSON; prints tokens per second
 """
 
 import argparse
-import importlib.util
+import importlib
 import itertools
 import json
 import sys
 from pathlib import Path
 
 import torch
-from bench_training import ONLY_STEPS, SEED, gpt2, random_corpus, recipe_options
-from record import Row, lmtrain, measure_beside, run_python, seconds
+from bench_training import ONLY_STEPS, SEED, gpt2, on_random_words
+from record import Row, lmtrain, measure_beside, run_python, seconds, write_record
 
 from lmtrain.system.device import DTYPES, choose_device, choose_precision
 
-PROMPT, REPEATS = 8, 3
+PROMPT, NEW, REPEATS = 8, 128, 3
 CASES = tuple(itertools.product((1, 16), (1, 4)))
 """Prompts at once, and beams (1: greedy)."""
 
 
-def decoding(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
-    """Metrics and settings of every precision and case."""
-    if importlib.util.find_spec("transformers") is None:
-        raise SystemExit("this needs transformers: pip install -c constraints.txt -e '.[hf]'")
-    device, new = choose_device("auto"), arguments.new_tokens
-    options = [*recipe_options(arguments.recipe, folder), f"model.context={PROMPT + new + 1}", "eval.stride=null"]
-    options += arguments.overrides
-    options += [*random_corpus(folder, arguments.vocab_size), f"run.dir={folder}", "run.name=run"]
+def decoding(arguments: argparse.Namespace, folder: Path) -> None:
+    """Record every precision and case."""
+    device = choose_device("auto")
+    options = [f"model.context={PROMPT + NEW + 1}", "eval.stride=null", *on_random_words(arguments, folder)]
+    options += [f"run.dir={folder}", "run.name=run"]
     costs = lmtrain("train", *options, "--dry-run")
     one_step = ["train.steps=1", *ONLY_STEPS, "train.compile=false", "train.eval_tokens=100"]
     lmtrain("train", *options, *one_step, "-q")
@@ -40,29 +37,30 @@ def decoding(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
     shape = {name: model[name] for name in ("dim", "layers", "heads")} | {"vocab_size": costs["vocabulary"]}
     rows: list[Row] = []
     for precision in dict.fromkeys(("fp32", choose_precision("auto", device))):
-        side = {"precision": precision, "device": device.type, "new_tokens": new, **shape}
+        side = {"precision": precision, "device": device.type, **shape}
         theirs = measure_beside(__file__, side)
         for (prompts, beams), rate in zip(CASES, theirs, strict=True):
-            ours = measure_lmtrain(folder, precision, prompts, beams, new)
+            ours = measure_lmtrain(folder, precision, prompts, beams)
             form = {"precision": precision, "compiled": False, "cuda_graph": device.type == "cuda", "heap": "retained"}
             rates = {"lmtrain_tokens_per_second": ours, "transformers_tokens_per_second": rate}
-            case = {"prompts": prompts, "beams": beams, "new_tokens": new}
+            case = {"prompts": prompts, "beams": beams, "new_tokens": NEW}
             rows.append({**form, **case, **rates, "ratio": ours / rate})
             print(rows[-1], file=sys.stderr)
     metrics = {"parameters": costs["parameters"], "rows": rows}
-    return metrics, {"recipe": arguments.recipe, "overrides": arguments.overrides, **shape}
+    settings = {"recipe": arguments.recipe, "overrides": arguments.overrides, **shape}
+    write_record("benchmarks", "decode", metrics, seeds=[SEED], settings=settings, device=device.type)
 
 
-def measure_lmtrain(folder: Path, precision: str, prompts: int, beams: int, new: int) -> float:
+def measure_lmtrain(folder: Path, precision: str, prompts: int, beams: int) -> float:
     """The best of some batches in one process, by the timings that `lmtrain generate` prints."""
     file = folder / "prompts.txt"
     words = [f"w{index}" for index in range(prompts * REPEATS + PROMPT)]
     file.write_text("".join(" ".join(words[row : row + PROMPT]) + "\n" for row in range(prompts * REPEATS)))
-    sizes = ["--batch-size", prompts, "--max-tokens", new, *(["--beams", beams] if beams > 1 else ["--greedy"])]
+    sizes = ["--batch-size", prompts, "--max-tokens", NEW, *(["--beams", beams] if beams > 1 else ["--greedy"])]
     command = ["generate", "--run", folder / "run", "--prompts", file, "--precision", precision, *sizes, "--json"]
     printed = run_python(["-m", "lmtrain", *map(str, command)])
     texts = [json.loads(line) for line in printed.splitlines()]
-    if {len(text["completions"][0]["ids"]) for text in texts} != {new}:
+    if {len(text["completions"][0]["ids"]) for text in texts} != {NEW}:
         raise AssertionError("a text does not have its full length")
     return float(max(text["timings"]["tokens_per_second"] for text in texts))
 
@@ -72,23 +70,22 @@ def measure_transformers(side: Row) -> list[float]:
     importlib.import_module("transformers").logging.set_verbosity_error()
     torch.manual_seed(SEED)
     dtype = DTYPES[side["precision"]]
-    new = side["new_tokens"]
-    sizes = side | {"context": PROMPT + new}
+    sizes = side | {"context": PROMPT + NEW}
     model = gpt2(sizes, bos_token_id=0, eos_token_id=None, pad_token_id=0).to(side["device"], dtype).eval()
 
     @torch.inference_mode()
     def run(prompts: torch.Tensor, beams: int) -> None:
-        lengths = {"max_new_tokens": new, "min_new_tokens": new}
+        lengths = {"max_new_tokens": NEW, "min_new_tokens": NEW}
         mask = torch.ones_like(prompts)
         texts = model.generate(prompts, attention_mask=mask, do_sample=False, num_beams=beams, **lengths)
-        if texts.cpu().shape != (len(prompts), PROMPT + new):  # on the CPU in the end, as lmtrain's texts are
+        if texts.cpu().shape != (len(prompts), PROMPT + NEW):  # on the CPU in the end, as lmtrain's texts are
             raise AssertionError("a text does not have its full length")
 
     rates = []
     for count, beams in CASES:
         prompts = torch.randint(1, side["vocab_size"], (count, PROMPT), device=side["device"])
         times = [seconds(run, prompts, beams) for _ in range(1 + REPEATS)]
-        rates.append(count * new / min(times[1:]))
+        rates.append(count * NEW / min(times[1:]))
     return rates
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from bench_training import load_source, nanogpt
-from record import Row, lmtrain, measure_beside, train_points
+from record import RESULTS, Row, lmtrain, measure_beside, train_points, write_record
 from torch import Tensor, nn
 
 from lmtrain.config.schema import Config, EvalConfig, ModelConfig
@@ -32,12 +32,10 @@ POINTS = 50
 CPU = torch.device("cpu")
 
 
-def peers(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
-    """Metrics and settings of lmtrain and of every program whose source is given."""
-    if any(change.startswith(("data.", "tokenizer.")) for change in arguments.overrides):
-        raise SystemExit("all programs read the same data: use --source, and no overrides of data or tokenizer")
-    name = arguments.recipe or RECIPE
-    store = lmtrain("tokenize", arguments.source, "--config", name)
+def peers(arguments: argparse.Namespace, folder: Path) -> None:
+    """Record and draw lmtrain and of every program whose source is given."""
+    recipe = arguments.recipe or RECIPE
+    store = lmtrain("tokenize", "--config", recipe, *arguments.overrides)
     threads = cores()
     budget = {"store": store["folder"], "minutes": arguments.minutes, "threads": threads}
     rows: list[Row] = []
@@ -48,8 +46,8 @@ def peers(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
         print({name: value for name, value in rows[-1].items() if name != "curve"}, file=sys.stderr)
 
     options = [f"train.max_minutes={arguments.minutes}", f"train.threads={threads}", f"run.seed={SEED}"]
-    options += ["train.device=cpu", "train.compile=true", f"data.source={arguments.source}", f"run.dir={folder}"]
-    ours = measure_lmtrain(["--config", name, *options, *arguments.overrides])
+    options += ["train.device=cpu", "train.compile=true", f"run.dir={folder}"]
+    ours = measure_lmtrain(["--config", recipe, *options, *arguments.overrides])
     precision = ours["precision"]
     add({"program": "lmtrain", "precision": precision}, ours)
     if arguments.nanogpt:
@@ -60,9 +58,11 @@ def peers(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
     if arguments.word_language_model:
         form = {"program": "word_language_model LSTM", "precision": "fp32", "compiled": False}
         add(form, measure_beside(__file__, {**form, **budget, "source": str(arguments.word_language_model)}))
-    settings = {"recipe": name, "overrides": arguments.overrides, "corpus": Path(arguments.source).name}
+    settings = {"recipe": recipe, "overrides": arguments.overrides, "heap": "retained"}
     metrics = {"minutes": arguments.minutes, "threads": threads, "rows": rows}
-    return metrics, settings | {"heap": "retained"}
+    name = f"peers-{arguments.minutes:g}-minutes"
+    write_record("peers", name, metrics, seeds=[SEED], settings=settings)
+    draw(rows, RESULTS / f"{name}.png")
 
 
 def measure_lmtrain(options: list[str]) -> Row:
@@ -87,13 +87,9 @@ def curve(losses: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def draw(rows: list[Row], picture: Path) -> None:
-    """Draw a line for each program, and a dot for its validation perplexity at the end, if matplotlib is installed."""
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-    except ImportError:
-        print(f"{picture.name} is not drawn: it needs the extra `examples` (matplotlib)", file=sys.stderr)
-        return
+    """Draw a line for each program, and a dot for its validation perplexity at the end."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()

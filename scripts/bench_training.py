@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from record import Row, lmtrain, measure_beside, train_points
+from record import Row, lmtrain, measure_beside, train_points, write_record
 
 from lmtrain.system.device import autocast, synchronize
 from lmtrain.system.machine import peak_memory_bytes
@@ -34,11 +34,10 @@ ONLY_STEPS = [
 """Overrides of a run with a budget in a few steps that writes no texts."""
 
 
-def training(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
-    """Metrics and settings of every side, lmtrain and then each peer: compiled and, beside peers, also not, unless
-    train.compile says which."""
-    options = [*recipe_options(arguments.recipe, folder), *arguments.overrides]
-    options += random_corpus(folder, arguments.vocab_size)
+def training(arguments: argparse.Namespace, folder: Path) -> None:
+    """Record every side, lmtrain and then each peer: compiled and, if there are peers, also not, unless train.compile
+    says which."""
+    options = on_random_words(arguments, folder)
     costs = lmtrain("train", *options, "--dry-run")
     config, model = costs["config"], costs["config"]["model"]
     device, precision = (costs["estimate"][name] for name in ("device", "precision"))
@@ -56,31 +55,25 @@ def training(arguments: argparse.Namespace, folder: Path) -> tuple[Row, Row]:
     for compiled in (True, False) if peers and requested == "auto" else (requested is not False,):
         form = {"precision": precision, "compiled": compiled, "heap": "retained"}
         ours = [*options, f"train.compile={str(compiled).lower()}"]
-        estimate = lmtrain("train", *ours, "--dry-run")["memory_bytes"]["total"]
         found = measure_lmtrain(ours, folder / f"runs-{len(rows)}", arguments.steps)
-        add({"program": "lmtrain", **form}, found | {"estimated_bytes": round(estimate)})
+        add({"program": "lmtrain", **form}, found | {"estimated_bytes": round(costs["memory_bytes"]["total"])})
         for program, source in peers.items():
             side = {**sizes, **form, "program": program, "source": source, "device": device}
             add({"program": program, **form}, measure_beside(__file__, side | {"steps": arguments.steps}))
     settings = {"recipe": arguments.recipe, "overrides": arguments.overrides, "vocab_size": arguments.vocab_size}
     metrics = {"parameters": costs["parameters"], "tokens_per_step": costs["tokens_per_step"], "rows": rows}
-    return metrics, settings | {"config": config}
+    settings |= {"config": {section: config[section] for section in ("model", "train")}}
+    write_record("benchmarks", "train", metrics, seeds=[SEED], settings=settings, device=config["train"]["device"])
 
 
-def recipe_options(name: str | None, folder: Path) -> list[str]:
-    """`--config` of a recipe, or of the defaults: without a configuration, lmtrain would choose one for the text."""
-    defaults = folder / "defaults.yaml"
-    defaults.touch()
-    return ["--config", name or str(defaults)]
+def on_random_words(arguments: argparse.Namespace, folder: Path) -> list[str]:
+    """The recipe or the defaults, with the overrides, for a text of random words, which is written first.
 
-
-def random_corpus(folder: Path, vocab_size: int) -> list[str]:
-    """Write random words, each of the vocabulary at least once, their frequencies by Zipf's law as in a real text.
-
-    Returns the overrides that train on it.
+    Each word of the vocabulary occurs at least once, and their frequencies follow Zipf's law as in a real text.
     """
-    random, texts = np.random.default_rng(SEED), folder / "texts"
-    words = vocab_size - 2  # beside <unk> and <eos>
+    random, texts, defaults = np.random.default_rng(SEED), folder / "texts", folder / "defaults.yaml"
+    defaults.touch()  # without a configuration, lmtrain would choose one for the text
+    words = arguments.vocab_size - 2  # beside <unk> and <eos>
     texts.mkdir()
     for split, count in (("train", WORDS), ("valid", 2000)):
         ids = random.zipf(1.1, count) % words
@@ -88,7 +81,8 @@ def random_corpus(folder: Path, vocab_size: int) -> list[str]:
         lines = [" ".join(f"w{index}" for index in part) for part in np.array_split(ids, len(ids) // 50)]
         (texts / f"{split}.txt").write_text("\n".join(lines) + "\n")
     kind = ["tokenizer.kind=word", "tokenizer.vocab_size=null", "tokenizer.file=null"]
-    return [f"data.source={texts}", f"data.dir={folder / 'data'}", *kind]
+    data = [f"data.source={texts}", f"data.dir={folder / 'data'}", *kind]
+    return ["--config", arguments.recipe or str(defaults), *arguments.overrides, *data]
 
 
 def measure_lmtrain(options: list[str], folder: Path, steps: int) -> Row:

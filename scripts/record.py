@@ -18,8 +18,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from lmtrain.errors import LmtrainError
 
@@ -43,12 +42,8 @@ Row = dict[str, Any]
 
 def run_script(main: Callable[[], object]) -> None:
     """Run a script's `main`. A user error ends it with a message and status 1; Ctrl-C, SIGTERM and SIGUSR1 with 130."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
     for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, interrupt)
+        signal.signal(number, signal.default_int_handler)  # as Ctrl-C
     commit()  # before others are made, while the script runs
     try:
         main()

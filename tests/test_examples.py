@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,7 +31,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     def call(example: ModuleType, *arguments: str, **constants: object) -> dict[str, Any]:
         for constant, value in constants.items():
             monkeypatch.setattr(example, constant, value)
-        example.main([*arguments, "--out", str(tmp_path / "new")])
+        monkeypatch.setattr(sys, "argv", ["example", *arguments, "--out", str(tmp_path / "new")])
+        example.main()
         results: dict[str, Any] = json.loads(capsys.readouterr().out)
         assert all(math.isfinite(value) for value in results.values() if isinstance(value, float))
         with Image.open(results["picture"]) as picture:

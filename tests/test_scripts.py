@@ -3,6 +3,7 @@
 Commands of lmtrain run in this process. Other programs' models are doubles with the same interface.
 """
 
+import argparse
 import functools
 import itertools
 import json
@@ -70,7 +71,7 @@ def command(lmtrain: Lmtrain, monkeypatch: pytest.MonkeyPatch, folder: Path) -> 
             raise subprocess.CalledProcessError(done.code, arguments, done.out, done.err)
         return done.out
 
-    for module in (record, benchmark):
+    for module in (record, bench_peers):
         monkeypatch.setattr(module, "RESULTS", folder)
     monkeypatch.setattr(torch, "compile", lambda model: model)
     monkeypatch.setattr(bench_training, "WORDS", 2000)
@@ -155,9 +156,10 @@ def test_training_is_measured(script: Any, monkeypatch: pytest.MonkeyPatch, peer
 
 
 def test_without_a_recipe_the_defaults_are_measured(tmp_path: Path) -> None:
-    option, path = bench_training.recipe_options(None, tmp_path)
+    given = argparse.Namespace(recipe=None, overrides=["model.dim=8"], vocab_size=50)
+    option, path, *overrides = bench_training.on_random_words(given, tmp_path)
     assert (option, load(Path(path), [], {})) == ("--config", Config())
-    assert bench_training.recipe_options("quickstart", tmp_path) == ["--config", "quickstart"]
+    assert overrides[0] == "model.dim=8"
 
 
 def test_a_source_is_loaded_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +180,8 @@ def test_decoding_compares_like_with_like(script: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(record, "version", lambda package: "1.0")
     monkeypatch.setattr(bench_decoding, "choose_precision", lambda *_: "bf16")
     monkeypatch.setattr(bench_decoding, "CASES", ((1, 1), (2, 3)))
-    (found,) = script(benchmark, "benchmarks", "decode", "wikitext2", *SMALL, "--vocab-size", "50", "--new-tokens", "3")
+    monkeypatch.setattr(bench_decoding, "NEW", 3)
+    (found,) = script(benchmark, "benchmarks", "decode", "wikitext2", *SMALL, "--vocab-size", "50")
     rows = found["metrics"]["rows"]
     cases = [(row["precision"], row["prompts"], row["beams"]) for row in rows]
     assert cases == [(kind, *case) for kind in ("fp32", "bf16") for case in ((1, 1), (2, 3))]
@@ -204,10 +207,11 @@ def test_the_rate_of_transformers_is_the_best_after_a_first_call(monkeypatch: py
     times = itertools.cycle([0.5, 4.0, 2.0, 8.0])
     monkeypatch.setattr(bench_decoding, "importlib", SimpleNamespace(import_module=lambda _: quiet))
     monkeypatch.setattr(bench_decoding, "gpt2", lambda *_, **__: Gpt2())
+    monkeypatch.setattr(bench_decoding, "NEW", 10)
     monkeypatch.setattr(bench_decoding, "REPEATS", 3)
     monkeypatch.setattr(bench_decoding, "seconds", lambda *_: next(times))
     monkeypatch.setattr(bench_decoding, "CASES", ((1, 1), (16, 4)))
-    side = {"precision": "fp32", "new_tokens": 10, "device": "cpu", "vocab_size": 50}
+    side = {"precision": "fp32", "device": "cpu", "vocab_size": 50}
     assert bench_decoding.measure_transformers(side) == [1 * 10 / 2.0, 16 * 10 / 2.0]
 
 
@@ -219,10 +223,9 @@ def test_peers_are_scored_over_every_token(
     monkeypatch.setattr(bench_peers, "cores", lambda: 1)
     clock = itertools.count(step=0.0625)  # of the other programs: seconds at each look, one for each step
     monkeypatch.setattr(bench_peers, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    options = f"--minutes 0.19 --source {tmp_path}/book.txt --nanogpt n --word-language-model w".split()
-    tiny = [override for override in TINY if not override.startswith("data.")]
-    (found,) = script(benchmark, "peers", "peers", "quickstart", *options, *tiny)
-    assert (found["benchmark"], found["settings"]["corpus"]) == ("peers-0.19-minutes", "book.txt")
+    options = ["--minutes", "0.19", "--nanogpt", "n", "--word-language-model", "w"]
+    (found,) = script(benchmark, "peers", "peers", "quickstart", *options, *TINY, f"data.source={tmp_path}/book.txt")
+    assert (found["benchmark"], found["settings"]["recipe"]) == ("peers-0.19-minutes", "quickstart")
     ours, *others = found["metrics"]["rows"]
     assert [row["program"] for row in others] == list(bench_peers.PROGRAMS)
     assert {row["precision"] for row in (ours, *others)} == {"fp32"}  # as TINY says, also where bf16 would be faster

@@ -66,9 +66,9 @@ def learn(model: Seq2Seq, guided: float, steps: int, unseen: Sequences) -> Resul
     return {"steps_to_99": first, "exact_match": shares[steps], **trained}
 
 
-def main(argv: list[str] | None = None) -> None:
+def main() -> None:
     """Train each way, evaluate on unseen sequences, draw."""
-    options = parse(__doc__, argv, steps=800)
+    options = parse(__doc__, steps=800)
     unseen = copies(UNSEEN)
     example = unseen.rows(unseen.lengths.argmax().unsqueeze(0))
     rows, alignments = [], {}

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
+from record import commit, write_record
 
 SEED = 0
 """Of the weights and the data."""
@@ -20,9 +21,7 @@ SEED = 0
 Results = dict[str, Any]
 
 
-def parse(
-    description: str | None, argv: Sequence[str] | None, steps: int = 0, **choices: list[str]
-) -> argparse.Namespace:
+def parse(description: str | None, steps: int = 0, **choices: list[str]) -> argparse.Namespace:
     """Return the options of an example, after seeding torch and setting its threads to one.
 
     `steps` is the default number of training steps, 0 if nothing is trained. Each of `choices` is an option, whose
@@ -35,7 +34,9 @@ def parse(
         parser.add_argument("--steps", type=int, default=steps, help="training steps (%(default)s)")
     for name, values in choices.items():
         parser.add_argument(f"--{name}", choices=values, default=values[0], help="(%(default)s)")
-    options = parser.parse_args(argv)
+    options = parser.parse_args()
+    if options.record:
+        commit()  # before others are made, while the example runs
     torch.manual_seed(SEED)
     torch.set_num_threads(1)
     return options
@@ -64,6 +65,4 @@ def report(name: str, results: Results, figure: Figure, options: argparse.Namesp
     figure.savefig(picture, dpi=120, bbox_inches="tight")
     print(json.dumps(results | {"picture": str(picture)}), flush=True)
     if options.record:
-        from record import write_record
-
         write_record("examples", name, results, seeds=[SEED])

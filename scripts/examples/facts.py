@@ -173,9 +173,9 @@ def draw_picture(model: Seq2Seq, pair: Pair, ids: Ids) -> Figure:
     return figure
 
 
-def main(argv: list[str] | None = None) -> None:
+def main() -> None:
     """Train, evaluate on unseen pairs, draw."""
-    options = parse(__doc__, argv, steps=700, copy=["on", "off"], sampling=["0", "0.25"])
+    options = parse(__doc__, steps=700, copy=["on", "off"], sampling=["0", "0.25"])
     known, new, training = split(SEED)
     words = {word for pair in (*known, *new, *training) for text in pair for word in text}
     ids = {word: index for index, word in enumerate(sorted(words))}

@@ -79,9 +79,9 @@ class Model(nn.Module):
         return self.regress(pooled[:, 0]), pointed.squeeze(1)
 
 
-def main(argv: list[str] | None = None) -> None:
+def main() -> None:
     """Train, evaluate on unseen sets, draw."""
-    options = parse(__doc__, argv, steps=2000, pooling=["residual", "plain", "queries"])
+    options = parse(__doc__, steps=2000, pooling=["residual", "plain", "queries"])
     model = Model(options.pooling)
 
     def loss() -> Tensor:

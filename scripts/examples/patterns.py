@@ -92,9 +92,9 @@ def draw() -> Figure:
     return figure
 
 
-def main(argv: list[str] | None = None) -> None:
+def main() -> None:
     """Draw, and print the shares."""
-    options = parse(__doc__, argv)
+    options = parse(__doc__)
     shares = {name: share(pattern, T) for name, pattern in PATTERNS.items()}
     causal = {name: share(replace(pattern, causal=True), T) for name, pattern in PATTERNS.items()}
     rows = [{"pattern": name, "share": shares[name], "share_causal": causal[name]} for name in PATTERNS]

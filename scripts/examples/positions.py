@@ -103,9 +103,9 @@ def draw() -> Figure:
     return figure
 
 
-def main(argv: list[str] | None = None) -> None:
+def main() -> None:
     """Draw, and print the deviations."""
-    options = parse(__doc__, argv)
+    options = parse(__doc__)
     report("positions", figures(), draw(), options)
 
 

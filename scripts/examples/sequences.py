@@ -125,9 +125,9 @@ def draw_weights(tables: dict[str, Tensor], sequence: Sequences) -> Figure:
     return figure
 
 
-def main(argv: list[str] | None = None) -> None:
+def main() -> None:
     """Train, evaluate on unseen sequences, draw."""
-    options = parse(__doc__, argv, steps=1000, decoding=list(MODELS))
+    options = parse(__doc__, steps=1000, decoding=list(MODELS))
     unseen = draw(UNSEEN)
     keys = unseen.keys()
     model = MODELS[options.decoding]()

@@ -138,7 +138,7 @@ def test_processes_that_disagree_are_rejected(tiny: Config, little: Config, tmp_
     attempts: list[tuple[tuple[Config, str], tuple[Config, str], str]] = [
         (same, (change(tiny, train__lr=0.5), "run"), "process 1 has train.lr=0.5 where process 0 has 0.001"),
         (same, (change(tiny, eval__batch_size=3), "run"), "process 1 has eval.batch_size=3 where process 0 has"),
-        (same, (little, "run"), "process 1 has its token"),
+        (same, (little, "run"), "process 1 has token"),
         ((in_bytes[0], "run"), (in_bytes[1], "run"), "process 1 has token store="),
         ((tiny, "used"), (tiny, "used"), "in use by another process"),
         ((tiny, "here"), (tiny, "elsewhere"), "run.dir must be a folder that all nodes share"),
