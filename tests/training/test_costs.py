@@ -62,15 +62,17 @@ def test_operations_are_those_of_a_step(tiny: Config, store: TokenStore, kind: s
     assert step_flops(state.model, config, store) == counter.get_total_flops() > 0
 
 
-@pytest.mark.parametrize("mode", ["causal", "windowed"])
-def test_an_adaptive_output_counts_by_the_shares_of_its_tails(tiny: Config, store: TokenStore, mode: str) -> None:
-    plain = change(tiny, model__mode=mode)
+@pytest.mark.parametrize(("mode", "width"), [("causal", None), ("windowed", 8)])
+def test_an_adaptive_output_counts_by_the_shares_of_its_tails(
+    tiny: Config, store: TokenStore, mode: str, width: int | None
+) -> None:
+    plain = change(tiny, model__mode=mode, model__embed_dim=width)
     config = change(plain, model__output="adaptive", model__output_cutoffs=[20, 60])
     size, ids = store.tokenizer.vocab_size, store.split("train").ids
     logits = 22 + 40 * np.mean((ids >= 20) & (ids < 60)) + (size - 60) * np.mean(ids >= 60)
     assert 22 < logits < 0.8 * size
     targets = 2 * (16 if mode == "causal" else 1)
-    saved = 2 * targets * (6 * 16 * (size - logits) + 2 * (size - 22))  # the bias's gradient is a product too
+    saved = 2 * targets * (6 * (width or 16) * (size - logits) + 2 * (size - 22))  # the bias's gradient is a product too
     expected = step_flops(build_uninitialized(plain.model, size), plain, store) - saved
     assert step_flops(start(config).model, config, store) == pytest.approx(expected)
     assert costs(config, store)["flops_per_step"] == pytest.approx(expected)

@@ -70,6 +70,7 @@ def _budget(config: Config) -> Budget:
 
 def test_a_budget_is_in_steps_in_seconds_or_in_both() -> None:
     assert _budget(_config(epochs=2, batch_size=32)) == Budget(7, None)
+    assert _budget(_config(epochs=2, batch_size=32, max_minutes=2)) == Budget(7, 120.0)
     assert _budget(_config(batch_size=10)) == Budget(100, None)
     assert _budget(_config(tokens=320, batch_size=32)) == Budget(10, None)
     assert _budget(_config(tokens=321, batch_size=32)) == Budget(11, None)
