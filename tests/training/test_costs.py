@@ -72,7 +72,8 @@ def test_an_adaptive_output_counts_by_the_shares_of_its_tails(
     logits = 22 + 40 * np.mean((ids >= 20) & (ids < 60)) + (size - 60) * np.mean(ids >= 60)
     assert 22 < logits < 0.8 * size
     targets = 2 * (16 if mode == "causal" else 1)
-    saved = 2 * targets * (6 * (width or 16) * (size - logits) + 2 * (size - 22))  # the bias's gradient is a product too
+    # The gradient of the bias is a product, too.
+    saved = 2 * targets * (6 * (width or 16) * (size - logits) + 2 * (size - 22))
     expected = step_flops(build_uninitialized(plain.model, size), plain, store) - saved
     assert step_flops(start(config).model, config, store) == pytest.approx(expected)
     assert costs(config, store)["flops_per_step"] == pytest.approx(expected)

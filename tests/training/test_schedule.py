@@ -51,7 +51,7 @@ def test_a_warmup_in_steps_must_fit_into_the_run() -> None:
     _budget(_config(steps=100, warmup=80, schedule="wsd", decay=0.2))
     _budget(_config(steps=1000, warmup=200, schedule="wsd", decay=0.8))
     _budget(_config(steps=100, warmup=100))
-    with pytest.raises(UsageError, match=r"train.warmup=81 does not fit .* of 100 steps beside train.decay=0.2: lower"):
+    with pytest.raises(UsageError, match=r"train.warmup=81 does not fit .* of 100 steps with train.decay=0.2: lower"):
         _budget(_config(steps=100, warmup=81, schedule="wsd", decay=0.2))
     with pytest.raises(UsageError, match=r"train.warmup=101 does not fit into the run of 100 steps: lower it"):
         _budget(_config(steps=100, warmup=101))
