@@ -1,4 +1,4 @@
-"""Training from Python. `lmtrain train` makes the same calls, of `plan_run` and `train_plan`."""
+"""Training from Python. `lmtrain train` also calls `plan_run` and `train_plan`."""
 
 import logging
 import threading

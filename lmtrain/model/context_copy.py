@@ -48,8 +48,8 @@ class ContextCopy(nn.Module):
     def log_probs(
         self, log_vocabulary: Tensor, pooled: Tensor, keys: Tensor, tokens: Tensor, position: Tensor | None = None
     ) -> Tensor:
-        """Mix the pointer into log p of every word: (B, T, V), tokens (B, Tk) -> (B, T, V). A single position may be
-        another one of each row: `position` (B, 1), by default the last."""
+        """Mix the pointer into log p of every word: (B, T, V), tokens (B, Tk) -> (B, T, V). With one position
+        per row, `position` (B, 1) says which; by default it is the last."""
         pointer, gate = self._point(pooled, keys, position)
         return copy_log_probs(log_vocabulary, pointer, tokens, gate)
 

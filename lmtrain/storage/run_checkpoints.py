@@ -120,7 +120,7 @@ def load_chosen(run_dir: Path, which: str | None) -> Checkpoint:
         return load_chosen(run_dir, which)  # a run that is being trained has just replaced them
     if chosen is None:
         other = "choose another checkpoint, or move this one away"
-        remedy = other if which else "all others are damaged, so train the model again"
+        remedy = other if which else "no checkpoint is undamaged, so train the model again"
         raise LmtrainError(f"{damaged[0][1]}: {remedy}")
     for folder, error in damaged:
         log.warning(

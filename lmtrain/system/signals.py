@@ -94,7 +94,7 @@ class Interrupted(Exception):  # noqa: N818 -- not an error
 
 
 class StopSignal:
-    """A request to end training: the first signal to do so that any process of the run received.
+    """A request to end training: the first signal for it that a process received; if these differ, the largest number.
 
     All `processes` stop at the same `check`. The main process prints at once that it has received the signal.
     """

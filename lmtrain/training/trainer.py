@@ -111,7 +111,7 @@ class Trainer:
         if self.state.counters.evaluated != self.state.counters.step:
             self.evaluate()
         counters, processes = self.state.counters, self.state.processes
-        # When the last checkpoint was saved: saving may have spent what was left of a budget in time.
+        # As of the last checkpoint: saving it may have spent what was left of a budget in time.
         budget_left = self.budget.progress(counters.step, self._saved_seconds) < 1.0
         if not processes.is_main:
             self.saver.wait()  # if its write fails, the main process, which waits for it, fails too

@@ -73,7 +73,7 @@ def on_terminal(*arguments: str) -> Iterator[Terminal]:
         os.close(ours)
 
 
-def test_in_a_conversation_ctrl_c_ends_a_text_and_ctrl_d_leaves(workdir: Path) -> None:
+def test_in_a_conversation_ctrl_c_ends_a_text_and_ctrl_d_quits(workdir: Path) -> None:
     with on_terminal("-n", "100000") as screen:
         screen.wait_for("Ctrl-C stops a text, Ctrl-D quits.\nprompt> ")
         screen.type("The river\n")

@@ -82,7 +82,7 @@ def test_a_message_names_the_source_of_the_value(tmp_path: Path) -> None:
     ):
         config.load(None, [], {"LMTRAIN_MODEL_DIM": "8"})
     path.write_text("model: {dim: 7, position: none}")
-    together = {  # if several fields conflict, the one that was set beside the file
+    together = {  # if several fields conflict, the one that was set outside the file
         "model.heads=2": "the command line: model.dim=7 is not divisible by model.heads=2",
         "model.attention=foo": "the command line: model.attention=foo: choose among",
         "train.lr=1e20": "the command line: train.lr=1e+20: a number may not be larger than",
@@ -298,7 +298,7 @@ def test_a_contradiction_is_named(overrides: list[str], message: str) -> None:
         (b"train: {steps: 1099511627777}", "train.steps=.*larger than 2\\*\\*40"),
         (b'run: {dir: "a\\0b"}', "run.dir=.*: contains a NUL byte, or a character that this locale"),
         (b'data: {dir: "a\\ud800b"}', "data.dir=.*: contains a NUL byte, or a character that this locale"),
-        (b"".join(b"k%d: 1\n" % number for number in range(5_000)), "and 4995 more"),
+        (b"".join(b"k%d: 1\n" % number for number in range(5_000)), "and 4995 more$"),
         (b"#" * (config.MAX_FILE_BYTES + 1), "larger than 256 KiB"),
     ],
     ids=range(21),

@@ -78,7 +78,7 @@ def test_a_damaged_best_is_named_or_an_error(tmp_path: Path, file: str, notes: l
         run_checkpoints.load_chosen(tmp_path, "best")
     for folder in run_checkpoints.folders(tmp_path):
         (folder / "model.safetensors").write_bytes(b"")
-    with pytest.raises(LmtrainError, match="all others are damaged"):
+    with pytest.raises(LmtrainError, match="no checkpoint is undamaged"):
         run_checkpoints.load_chosen(tmp_path, None)
 
 
