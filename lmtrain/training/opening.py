@@ -83,6 +83,8 @@ def open_run(
     if last is not None:
         restore(state, last)
         _warn_of_differences(run_dir, info, state)
+    elif base is not None:
+        log.info(f"starting from the weights of {base.run_dir} at step {base.info['step']:,}")
     del last, base  # they hold their files open, which then stay on the disk after they are pruned
     monitor = Monitor()
     progress = budget.progress(step, clock.update()) if step else 0.0  # loading took some of a budget in time

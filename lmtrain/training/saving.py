@@ -30,7 +30,7 @@ class CheckpointSaver:
     ) -> None:
         self._run_dir = run_dir
         self._keep = keep
-        self._common_steps = common_steps
+        self.common_steps = common_steps
         self._processes = processes.new_group()  # the loop uses its own collectives at the same time
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
@@ -77,7 +77,7 @@ class CheckpointSaver:
                     )
         checkpoint.save(self._run_dir, step, tensors, info, processes)
         if processes.is_main:
-            run_checkpoints.prune(self._run_dir, self._keep, self._common_steps)
+            run_checkpoints.prune(self._run_dir, self._keep, self.common_steps)
 
 
 def _copies(named: Mapping[str, Tensor], is_main: bool) -> dict[str, Tensor]:

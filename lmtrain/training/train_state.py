@@ -22,7 +22,6 @@ from lmtrain.model.trained import TrainedWeights, check_default_dtype
 from lmtrain.storage.checkpoint import Checkpoint, Tensors
 from lmtrain.system.device import choose_device, choose_precision, set_threads
 from lmtrain.system.machine import is_out_of_memory, machine
-from lmtrain.system.messages import log
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training.checkpoint_info import CheckpointInfo, Counters, SavedCounters, read_info
 from lmtrain.training.compilation import compiled_forward
@@ -130,7 +129,6 @@ def new_state(
     compiled = forward is not objective
     forward, set_requires_gradient_sync = distribute(strategy, model, forward, device, precision, processes)
     if base is not None:  # if the model is sharded, each process reads only its own rows
-        log.info(f"starting from the weights of {base.run_dir} at step {base.info['step']:,}")
         copy_all(base.tensors, dict(model.named_parameters()))
     ema = {name: value.detach().clone() for name, value in model.named_parameters()} if config.train.ema else {}
     return TrainState(

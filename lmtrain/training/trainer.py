@@ -7,7 +7,6 @@ from typing import Literal
 from lmtrain.evaluation.perplexity import Score
 from lmtrain.system.device import synchronize
 from lmtrain.system.signals import StopSignal
-from lmtrain.training.continuing import steps_independent_of_budget
 from lmtrain.training.meter import Clock, Meter, check_divergence
 from lmtrain.training.monitor import Monitor, escape_markdown
 from lmtrain.training.saving import CheckpointSaver
@@ -100,8 +99,7 @@ class Trainer:
         elif progress < 1.0:
             unsaved_seconds = self.clock.seconds - self._saved_seconds
             # If the budget is raised later, the run resumes from the last step that does not depend on it.
-            is_last_common = step == steps_independent_of_budget(train, self.budget)
-            if is_last_common or unsaved_seconds > 60 * train.save_minutes:
+            if step == self.saver.common_steps or unsaved_seconds > 60 * train.save_minutes:
                 self._save(None)
         if progress < 1.0:
             self.stop.check()
