@@ -160,6 +160,9 @@ def test_without_a_recipe_the_defaults_are_measured(tmp_path: Path) -> None:
     option, path, *overrides = bench_training.on_random_words(given, tmp_path)
     assert (option, load(Path(path), [], {})) == ("--config", Config())
     assert overrides[0] == "model.dim=8"
+    given.recipe = "quickstart"
+    (tmp_path / "named").mkdir()
+    assert bench_training.on_random_words(given, tmp_path / "named")[:2] == ["--config", "quickstart"]
 
 
 def test_a_source_is_loaded_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
