@@ -4,7 +4,6 @@ Commands of lmtrain run in this process. Other programs' models are doubles with
 """
 
 import argparse
-import functools
 import itertools
 import json
 import math
@@ -297,34 +296,25 @@ def test_startup_is_the_median_of_rounds_of_commands(script: Any) -> None:
     assert [row["median_seconds"] for row in found["metrics"]["rows"]] == [5, 6, 7, 8, 9]
 
 
-def test_reproduce_scores_with_the_settings_that_it_finds(script: Any, command: Any) -> None:
-    fields = {"temperature": "temperature", "cache": "cache_weight", "dynamic": "dynamic_rate"}
-    moves = {name: [{field: factor} for factor in (0.7, 1.4)] for name, field in fields.items()}
-    tiny = [*TINY, "run.name=r", "--tune", "60", "--limit", "60"]
-    (found,) = script(reproduce, "recipes", "quickstart", *tiny, MOVES=moves)
-    first, *rows = found["metrics"]["rows"]
-    assert first["nats"] == command("eval", "--run", "runs/r")["nats"]
-    assert [row["method"] for row in rows] == ["plain", "temperature", "cache", "dynamic", "dynamic and cache"]
-    flags = [[], [], ["--cache"], ["--dynamic", "eval.stride=16"], ["--dynamic", "--cache", "eval.stride=16"]]
-    defaults = [command("eval", "--run", "runs/r", "--limit", "60", *options)["nats"] for options in flags]
-    assert all(row["nats"] <= nats for row, nats in zip(rows, defaults, strict=True))
-    assert sum(row["nats"] < nats for row, nats in zip(rows, defaults, strict=True)) > 1
-    assert {"--dynamic", "--cache"} <= set(found["settings"]["options"]["dynamic and cache"])
-    assert (found["settings"]["tuned_on_tokens"], found["seeds"]) == (60, [1])
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    """A text with a short validation split, as an override."""
+    for split, lines in (("train", 100), ("valid", 10)):
+        (tmp_path / f"{split}.txt").write_text("once upon a time there was a river .\n" * lines)
+    return f"data.source={tmp_path}"
 
 
-def test_a_search_ends_where_its_command_is_interrupted() -> None:
-    """Other failures of a setting mean only that it can't be used."""
-
-    def score(settings: dict[str, float], status: int) -> dict[str, float]:
-        if settings:
-            raise subprocess.CalledProcessError(status, "lmtrain eval")
-        return {"temperature": 1.0, "nats": 1.0}
-
-    moves = reproduce.MOVES["temperature"]
-    assert reproduce.climb(functools.partial(score, status=1), {}, moves) == {}
-    with pytest.raises(subprocess.CalledProcessError):
-        reproduce.climb(functools.partial(score, status=130), {}, moves)
+def test_reproduce_adapts(script: Any, command: Any, text: str) -> None:
+    (found,) = script(reproduce, "recipes", "quickstart", *TINY, text, "run.name=r", "--adapt")
+    rows = {row["method"]: row["nats"] for row in found["metrics"]["rows"]}
+    flags = {
+        "plain": [],
+        "cache": ["--cache"],
+        "dynamic": ["--dynamic", "eval.stride=16"],
+        "dynamic and cache": ["--dynamic", "--cache", "eval.stride=16"],
+    }
+    assert rows == {name: command("eval", "--run", "runs/r", *options)["nats"] for name, options in flags.items()}
+    assert found["seeds"] == [1]
 
 
 def test_reproduce_keeps_its_record_where_adapting_fails(script: Any) -> None:
@@ -360,15 +350,15 @@ def test_reproduce_compares_an_ensemble_with_its_members(script: Any, command: A
     assert found["seeds"] == [1, 2]
 
 
-def test_the_members_of_an_ensemble_are_adapted(script: Any, command: Any) -> None:
-    options = ["--ensemble", "2", "--name", "two", "--adapt", "--limit", "60", "eval.stride=8"]
+def test_the_members_of_an_ensemble_are_adapted(script: Any, command: Any, text: str) -> None:
+    options = [text, "--ensemble", "2", "--name", "two", "--adapt", "eval.stride=8"]
     (found,) = script(reproduce, "ensembles", "quickstart", *TINY, *options)
     rows = found["metrics"]["rows"]
     adapted = [row for row in rows if row["method"] != "plain"]
     assert [row["method"] for row in adapted] == ["cache", "dynamic", "dynamic and cache"]
     assert {row["model"] for row in adapted} == {"mean of 2"}
-    assert {(row["temperature"], row["tokens"], row["context"], row["stride"]) for row in rows} == {(1.0, 60, 16, 8)}
-    runs = ["--run", "runs/two/seed-1", "--run", "runs/two/seed-2", "--limit", "60", "eval.stride=8"]
+    assert {(row["temperature"], row["tokens"], row["context"], row["stride"]) for row in rows} == {(1.0, 100, 16, 8)}
+    runs = ["--run", "runs/two/seed-1", "--run", "runs/two/seed-2", "eval.stride=8"]
     assert rows[-1]["word_perplexity"] == command("eval", *runs, "--dynamic", "--cache")["word_perplexity"]
 
 
@@ -386,10 +376,9 @@ def test_an_ensemble_s_record_is_kept_where_what_follows_fails(script: Any) -> N
     assert [row["model"] for row in found["metrics"]["rows"]] == ["seed 1", "seed 2", "mean of 2"]
 
 
-@pytest.mark.parametrize("other", [["--tune", "9"], ["--variant", "model.dim=8"]])
-def test_what_reproduce_does_is_one_thing(script: Any, capfd: pytest.CaptureFixture[str], other: list[str]) -> None:
+def test_what_reproduce_does_is_one_thing(script: Any, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        script(reproduce, "ensembles", "quickstart", "--ensemble", "2", *other)
+        script(reproduce, "ensembles", "quickstart", "--ensemble", "2", "--variant", "model.dim=8")
     assert re.search("argument --.*: not allowed with argument --", capfd.readouterr().err)
 
 
@@ -405,35 +394,17 @@ def config_of(mode: str, stride: int | None, context: int) -> dict[str, dict[str
 
 
 def test_a_windowed_model_is_adapted_by_the_cache_only() -> None:
-    assert reproduce.untuned(config_of("windowed", None, 4)) == {"cache": ["--cache"]}
+    assert reproduce.adaptive(config_of("windowed", None, 4)) == {"cache": ["--cache"]}
 
 
-def test_only_dynamic_evaluation_has_a_stride_of_its_own() -> None:
-    options = reproduce.untuned(config_of("causal", None, 512))
-    assert {method: "eval.stride=32" in flags for method, flags in options.items()} == {
-        "cache": False,
-        "dynamic": True,
-        "dynamic and cache": True,
+@pytest.mark.parametrize(("stride", "context", "expected"), [(64, 512, 64), (None, 512, 32), (None, 16, 16)])
+def test_only_dynamic_evaluation_has_a_stride_of_its_own(stride: int | None, context: int, expected: int) -> None:
+    options = reproduce.adaptive(config_of("causal", stride, context))
+    assert {method: [flag for flag in flags if "stride" in flag] for method, flags in options.items()} == {
+        "cache": [],
+        "dynamic": [f"eval.stride={expected}"],
+        "dynamic and cache": [f"eval.stride={expected}"],
     }
-
-
-def test_dynamic_evaluation_has_the_stride_that_its_recipe_s_settings_are_for() -> None:
-    strides = [reproduce.segment(config_of("causal", *sizes)) for sizes in ((64, 512), (None, 512), (None, 16))]
-    assert strides == [64, 32, 16]
-
-
-@pytest.mark.parametrize("start", [0.25, 2.0**-6, 8.0, 2.0**5])
-def test_the_rate_is_found_wherever_the_search_starts(start: float) -> None:
-    """The best rate is 2, and any beyond 64 diverges; the best segment is the longest, of 64 tokens."""
-
-    def score(settings: dict[str, float]) -> dict[str, float]:
-        found = {"dynamic_rate": start, "stride": 32} | settings
-        if found["dynamic_rate"] > 64 or found["stride"] > 64:
-            raise subprocess.CalledProcessError(1, "lmtrain eval")
-        return found | {"nats": math.log2(found["dynamic_rate"] / 2) ** 2 - found["stride"]}
-
-    found = score(reproduce.climb(score, {}, reproduce.MOVES["dynamic"]))
-    assert [found[name] for name in ("dynamic_rate", "stride")] == pytest.approx([2, 64], rel=0.01)
 
 
 def test_soak_counts_a_kill_by_what_it_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
