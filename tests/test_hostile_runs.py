@@ -196,9 +196,8 @@ def test_a_model_field_that_a_stored_run_lacks_had_its_default(run: Run) -> None
 def test_a_run_of_another_configuration_is_left_as_it_was(run: Run, section: str, field: str, value: Any) -> None:
     (last(run) / "model.safetensors").write_bytes(b"")
     before = contents(run.folder)
-    changed = getattr(run.config, section).model_copy(update={field: value})
     with pytest.raises(LmtrainError, match=r"another (configuration|budget)"):
-        resume(run, run.config.model_copy(update={section: changed}))
+        resume(run, run.config.with_fields(**{section: {field: value}}))
     assert contents(run.folder) == before
 
 

@@ -276,6 +276,5 @@ def load(
     which = None if checkpoint is None else str(checkpoint)
     members = load_weights(folders, which, weights)
     # The data folder in the run's configuration may be one of another machine.
-    config = members[0].config
-    config = config.model_copy(update={"data": config.data.model_copy(update={"dir": settings.data.dir})})
+    config = members[0].config.with_fields(data={"dir": settings.data.dir})
     return Run(members, config, choose_device(device), precision)

@@ -10,10 +10,7 @@ def show(result: dict[str, object], text: str, as_json: bool) -> None:
 
 def table(counts: dict[str, dict[str, int]]) -> str:
     """Return counts by split as aligned columns."""
-    columns = next(iter(counts.values()))
-    rows = [
-        ["split", *columns],
-        *([split, *(f"{row[column]:,}" for column in columns)] for split, row in counts.items()),
-    ]
-    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+    rows = [["split", *next(iter(counts.values()))]]
+    rows += [[split, *(f"{count:,}" for count in row.values())] for split, row in counts.items()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidatorFunc
 MAX_NUMBER = 2**40
 """No number may be larger, so that its product with a width or a context, 2**20 at most, fits into int64."""
 NOT_UNICODE = "a text has a lone surrogate, which is not a character"
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
+SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def _expanded(path: Path) -> Path:
@@ -51,6 +51,6 @@ class Section(BaseModel):
             raise ValueError("a number is needed")
         if isinstance(result, int | float) and result > MAX_NUMBER:
             raise ValueError("a number may not be larger than 2**40")
-        if any(isinstance(item, str) and _SURROGATE.search(item) for item in listed(result)):
+        if any(isinstance(item, str) and SURROGATE.search(item) for item in listed(result)):
             raise ValueError(NOT_UNICODE)
         return result

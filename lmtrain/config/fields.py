@@ -29,14 +29,14 @@ def fields() -> Iterator[FieldDescription]:
 
 def _type(annotation: Any) -> str:
     """A type in words: `int`, choices as `a | b`, `list of ...`; null is left to the description."""
-    if get_origin(annotation) is Annotated:
-        return _type(get_args(annotation)[0])
-    arguments = get_args(annotation)
-    if get_origin(annotation) is Literal:
-        return " | ".join(str(choice) for choice in arguments)
-    if get_origin(annotation) in (Union, UnionType):
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type(arguments[0])
+    if origin is Literal:
+        return " | ".join(map(str, arguments))
+    if origin in (Union, UnionType):
         return " | ".join(_type(part) for part in arguments if part is not NoneType)
-    if get_origin(annotation) is tuple:
+    if origin is tuple:
         return f"list of {_type(arguments[0])}"
     return {str: "string", Path: "path", bool: "true | false", int: "int", float: "float"}[annotation]
 

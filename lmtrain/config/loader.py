@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from lmtrain.config import yaml_values
-from lmtrain.config.base import NOT_UNICODE, UserPath
+from lmtrain.config.base import NOT_UNICODE, SURROGATE, UserPath
 from lmtrain.config.earlier import upgrade
 from lmtrain.config.mistakes import Origins, cleaned, error_message, shown
 from lmtrain.config.names import suggestion
@@ -186,7 +186,7 @@ def _assign(values: dict[str, Any], key: str, text: str, origin: str) -> tuple[s
             f"{origin}: a field is set as section.field=value, or LMTRAIN_SECTION__FIELD in the environment"
             f"{suggestion(key)}"
         )
-    if any("\ud800" <= sign <= "\udfff" for sign in text):  # how Python represents bytes that are not UTF-8
+    if SURROGATE.search(text):  # how Python represents bytes that are not UTF-8
         raise UsageError(f"{origin}: {shown(text)} is not UTF-8 text: rename the file, or use another path")
     fields = values.setdefault(section, {})
     if not isinstance(fields, dict):

@@ -1,8 +1,9 @@
 """The schema of a configuration: every field with its meaning and bounds, and the rejected combinations."""
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic.fields import FieldInfo
@@ -269,6 +270,11 @@ class Config(Section):
     def stride(self) -> int:
         """`eval.stride` or its default, a quarter of the targets of a window."""
         return self.eval.stride or max(1, self.model.targets // 4)
+
+    def with_fields(self, **sections: Mapping[str, Any]) -> Self:
+        """Return the configuration with these fields in its sections. They are not validated."""
+        changed = {name: getattr(self, name).model_copy(update=fields) for name, fields in sections.items()}
+        return self.model_copy(update=changed)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -222,7 +222,7 @@ class SampleSplit:
                 if token != LINE_END:
                     words.append(token)
                     continue
-                yield (" ".join(["", *words, ""]) if words else " "), starts_document
+                yield " ".join(["", *words, ""]), starts_document
                 words, starts_document = [], False
 
     def floor(self) -> dict[str, float | int]:

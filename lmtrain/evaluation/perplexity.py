@@ -10,7 +10,7 @@ Shapes: B windows in a batch, T tokens in each (the context, but fewer in the fi
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
@@ -178,13 +178,9 @@ def _batches(stream: np.ndarray, context: int, stride: int, batch_size: int) -> 
     The windows of a batch have the same shape. The first windows, which grow to the context, and a shorter last one are
     batches of their own.
     """
-    ends = np.append(np.arange(stride, len(stream) - 1, stride), len(stream) - 1)  # where targets end: (windows,)
-    counts = np.diff(ends, prepend=0)
-    lengths = np.minimum(ends, context)
-    changes = np.flatnonzero((np.diff(counts) != 0) | (np.diff(lengths) != 0)) + 1
-    for group in np.split(np.arange(len(ends)), changes):
-        for first in range(0, len(group), batch_size):
-            chosen = group[first : first + batch_size]
-            positions = ends[chosen, None] + np.arange(-lengths[chosen[0]], 1)
-            windows = stream[positions].astype(np.int64)
-            yield windows[:, :-1], windows[:, -counts[chosen[0]] :]
+    last = len(stream) - 1
+    ends = (min(end, last) for end in range(stride, last + stride, stride))  # the last target of each window
+    for (length, count), alike in groupby(ends, lambda end: (min(end, context), end % stride or stride)):
+        while batch := list(islice(alike, batch_size)):
+            windows = stream[np.array(batch)[:, None] + np.arange(-length, 1)].astype(np.int64)
+            yield windows[:, :-1], windows[:, -count:]

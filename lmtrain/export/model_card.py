@@ -101,8 +101,7 @@ def _cell(text: str) -> str:
 
 def _recipe(config: Config, source: str) -> str:
     """Return the configuration as YAML, without defaults, and with names in place of this machine's paths."""
-    named = config.model_copy(update={"data": config.data.model_copy(update={"source": source})})
-    values = named.model_dump(exclude_defaults=True, exclude=_NOT_IN_RECIPE)
+    values = config.with_fields(data={"source": source}).model_dump(exclude_defaults=True, exclude=_NOT_IN_RECIPE)
     plain = json.loads(json.dumps(values, default=lambda path: path.name))
     return yaml_values.write({name: section for name, section in plain.items() if section}).rstrip()
 

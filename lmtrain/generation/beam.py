@@ -144,29 +144,26 @@ def _extend(log_probs: Tensor, live: Sequence[list[_Text]], beams: int) -> list[
     extended = []
     for beam in live:
         best = _best_extensions(beam, [zip(values[text.row], tokens[text.row], strict=True) for text in beam], beams)
-        cutoff = -best[-1][0] if len(best) == beams else LOWEST
+        cutoff = best[-1].total if len(best) == beams else LOWEST
         if any(text.total + values[text.row][-1] >= cutoff for text in beam):  # ties with it may not be listed
             best = _best_extensions(beam, [_extensions_from(cutoff, text, log_probs[text.row]) for text in beam], beams)
-        extended.append(
-            [
-                _Text(beam[rank].row, (*beam[rank].ids, token), (*beam[rank].token_log_probs, log_prob), -minus_sum)
-                for minus_sum, rank, token, log_prob in best
-            ]
-        )
+        extended.append(best)
     return extended
 
 
-def _best_extensions(
-    beam: Sequence[_Text], listed: Sequence[Iterable[tuple[float, int]]], beams: int
-) -> list[tuple[float, int, int, float]]:
-    """Return the best extensions as (minus the sum, the text's rank, token, log p), from each text's (log p, token)."""
+def _best_extensions(beam: Sequence[_Text], listed: Sequence[Iterable[tuple[float, int]]], beams: int) -> list[_Text]:
+    """Return the best one-token extensions of a beam's texts, best first, from those `listed` for each text as (log p,
+    token)."""
     candidates = [
         (-(text.total + value), rank, token, value)
         for rank, (text, row) in enumerate(zip(beam, listed, strict=True))
         for value, token in row
         if value >= LOWEST
     ]
-    return heapq.nsmallest(beams, candidates)
+    return [
+        _Text(beam[rank].row, (*beam[rank].ids, token), (*beam[rank].token_log_probs, value), -minus_sum)
+        for minus_sum, rank, token, value in heapq.nsmallest(beams, candidates)
+    ]
 
 
 def _extensions_from(cutoff: float, text: _Text, log_probs: Tensor) -> Iterable[tuple[float, int]]:

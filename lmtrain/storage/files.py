@@ -156,13 +156,11 @@ def _temporary(path: Path) -> Path:
 
 def _already_there(path: Path, manifest: Path, files: Mapping[str, Any]) -> bool:
     """Whether the folder at `path` already has this manifest, and undamaged `files`."""
-    try:
-        if (path / MANIFEST).read_bytes() != manifest.read_bytes():
-            return False
-        verify(path, files)
-    except (LmtrainError, OSError):
-        return False
-    return True
+    with suppress(LmtrainError, OSError):
+        if (path / MANIFEST).read_bytes() == manifest.read_bytes():
+            verify(path, files)
+            return True
+    return False
 
 
 def _replace_folder(path: Path, temporary: Path) -> None:
@@ -250,19 +248,16 @@ def parse_manifest(folder: Path, folder_format: str) -> dict[str, Any]:
             content = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             raise LmtrainError(f"{folder} has no {MANIFEST}: it is not a folder that lmtrain wrote") from None
-    try:
+    with suppress(ValueError, RecursionError):
         manifest: dict[str, Any] = json.loads(content)
         stored_format = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
         if stored_format != folder_format:
             raise LmtrainError(f"{folder} has format {str(stored_format)[:99]!r} where {folder_format!r} is needed")
         seal = manifest.pop(_SEAL, None)
         is_sealed = seal == _content_hash(manifest) or (seal is None and folder_format == _MAY_LACK_SEAL)
-        undamaged = is_sealed and _is_table(manifest.get("files"))
-    except (ValueError, RecursionError):
-        undamaged = False
-    if not undamaged:
-        raise LmtrainError(f"{path} is damaged or was changed")
-    return manifest
+        if is_sealed and _is_table(manifest.get("files")):
+            return manifest
+    raise LmtrainError(f"{path} is damaged or was changed")
 
 
 def _is_table(files: object) -> bool:

@@ -89,10 +89,10 @@ def serialize(named: Mapping[str, Tensor]) -> list[memoryview]:
     then JSON. Tensors of the widest dtypes come first, so that each tensor is aligned to the size of its dtype.
     """
     names = sorted(named, key=lambda name: (-named[name].itemsize, name))
-    ends = list(accumulate((named[name].nbytes for name in names), initial=0))
+    ends = accumulate((named[name].nbytes for name in names), initial=0)
     entries = {
-        name: {"dtype": _DTYPES[named[name].dtype], "shape": list(named[name].shape), "data_offsets": [begin, end]}
-        for name, begin, end in zip(names, ends, ends[1:], strict=False)
+        name: {"dtype": _DTYPES[named[name].dtype], "shape": list(named[name].shape), "data_offsets": offsets}
+        for name, offsets in zip(names, pairwise(ends), strict=True)
     }
     header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     header += b" " * (-len(header) % 8)

@@ -44,11 +44,10 @@ def log_level(level: int) -> Iterator[None]:
 
 def shows_bars() -> bool:
     """Whether to show progress bars: INFO is reported, and stderr is a terminal with a width, for a bar to fill."""
-    try:
+    with suppress(AttributeError, OSError):  # an object of the program, such as one that also writes to a file
         is_wide = sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).columns > 0
-    except (AttributeError, OSError):  # an object of the program, such as one that also writes to a file
-        return False
-    return is_wide and log.isEnabledFor(logging.INFO)
+        return is_wide and log.isEnabledFor(logging.INFO)
+    return False
 
 
 def escaped(message: str) -> str:

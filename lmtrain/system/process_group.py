@@ -72,8 +72,7 @@ class ProcessGroup:
         with self.main_first():
             if self.is_main:
                 result = function()
-        results: list[T] = self.all_gather_json(result)
-        return results[0]
+        return self.all_gather_json(result)[0]
 
 
 SINGLE_PROCESS = ProcessGroup()

@@ -21,8 +21,7 @@ def report_plan(config: Config, store: TokenStore, budget: Budget) -> None:
     targets = config.targets_per_step
     log.info(
         f"data: {store.split('train').tokens:,} training tokens; a vocabulary of {tokenizer.vocab_size:,} entries "
-        f"({tokenizer.kind}); one epoch is "
-        f"{steps_per_epoch:,.1f} steps of {_count(targets, 'token')}"
+        f"({tokenizer.kind}); one epoch is {steps_per_epoch:,.1f} steps of {_count(targets, 'token')}"
     )
     limits = []
     if budget.steps is not None:

@@ -46,8 +46,7 @@ def compiled_forward(
         log.info(f"not compiling the model, which only costs speed: {why}")
         return objective
 
-    missing = missing_to_compile(device)
-    if missing is not None:
+    if missing := missing_to_compile(device):
         return uncompiled(f"compiling needs {missing}")
     log.info("compiling the model (a minute or two; cached for the next run)")
     options: dict[str, Any] = {"triton.cudagraphs": True} if _can_be_captured(config, device) else {}

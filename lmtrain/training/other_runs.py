@@ -24,10 +24,10 @@ Linformer."""
 def require_runs(config: Config) -> None:
     """Raise LmtrainError if a teacher, or the run to start from, is not a run folder; the message proposes the one of
     its name in `run.dir`."""
-    named = [("train.teacher", teacher) for teacher in config.train.teacher]
-    for field, run_dir in [*named, ("train.init_from", config.train.init_from)]:
-        if run_dir is not None:
-            _require_run(field, run_dir, config.run.dir)
+    for teacher in config.train.teacher:
+        _require_run("train.teacher", teacher, config.run.dir)
+    if config.train.init_from is not None:
+        _require_run("train.init_from", config.train.init_from, config.run.dir)
 
 
 def _require_run(field: str, run_dir: Path, runs_dir: Path) -> None:

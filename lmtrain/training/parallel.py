@@ -35,8 +35,7 @@ def with_micro_batch(config: Config, processes: ProcessGroup) -> Config:
             f"train.batch_size={batch} can't be divided among {size} processes"
             f"{f' in parts of train.micro_batch={micro}' if micro else ''}: make it a multiple of {size * (micro or 1)}"
         )
-    train = config.train.model_copy(update={"micro_batch": micro or batch // size})
-    return config.model_copy(update={"train": train})
+    return config.with_fields(train={"micro_batch": micro or batch // size})
 
 
 def check_agreement(config: Config, store: TokenStore, processes: ProcessGroup) -> None:
@@ -53,9 +52,8 @@ def check_agreement(config: Config, store: TokenStore, processes: ProcessGroup) 
     }
     main, *others = processes.all_gather_json(mine)
     for rank, theirs in enumerate(others, start=1):
-        differing = [name for name in main.keys() | theirs.keys() if main.get(name) != theirs.get(name)]
-        if differing:
-            name = min(differing)
+        if differing := main.items() ^ theirs.items():
+            name, _ = min(differing)
             raise LmtrainError(
                 f"process {rank} has {name}={theirs.get(name)} where process 0 has {main.get(name)}: start all "
                 "processes with the same command, data and versions"

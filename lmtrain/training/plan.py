@@ -134,15 +134,8 @@ def _with_absolute_paths(config: Config, run_dir: Path) -> Config:
     data = {"dir": config.data.dir.absolute(), **({"source": str(source.absolute())} if source else {})}
     # A user may have renamed the folder to what `run.name` does not allow; such a run is found by its folder.
     name = run_dir.name if re.match(RUN_NAME, run_dir.name) else None
-    return config.model_copy(
-        update={
-            "run": config.run.model_copy(update={"name": name, "dir": run_dir.parent}),
-            "data": config.data.model_copy(update=data),
-            "train": config.train.model_copy(
-                update={"teacher": tuple(path.absolute() for path in config.train.teacher)}
-            ),
-        }
-    )
+    teachers = tuple(path.absolute() for path in config.train.teacher)
+    return config.with_fields(run={"name": name, "dir": run_dir.parent}, data=data, train={"teacher": teachers})
 
 
 def prepare(plan: RunPlan) -> tuple[Config, TokenStore]:

@@ -33,6 +33,7 @@ import torch
 from example import SEED, parse, report, train
 from matplotlib.figure import Figure
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from lmtrain.data.sample import LINE_END, encyclopedia
 from lmtrain.generation.beam import beam_search
@@ -96,11 +97,8 @@ def split(seed: int) -> tuple[list[Pair], list[Pair], list[Pair]]:
 
 def encode(texts: Sequence[tuple[str, ...]], ids: Ids) -> tuple[Tensor, Tensor]:
     """Return ids (B, T), padded with zeros, and lengths (B,)."""
-    lengths = torch.tensor([len(text) for text in texts])
-    rows = torch.zeros(len(texts), int(lengths.max()), dtype=torch.long)
-    for row, text in zip(rows, texts, strict=True):
-        row[: len(text)] = torch.tensor([ids[word] for word in text])
-    return rows, lengths
+    rows = [torch.tensor([ids[word] for word in text], dtype=torch.long) for text in texts]
+    return pad_sequence(rows, batch_first=True), torch.tensor([len(row) for row in rows])
 
 
 def batch(chosen: Sequence[Pair], ids: Ids) -> tuple[Tensor, Tensor, Tensor, Tensor]:
