@@ -113,7 +113,17 @@ def sign(file: Path) -> None:
     """Update the entry of a file in the manifest of its folder, so that its hash is right."""
     content, manifest = file.read_bytes(), unsealed(file.parent)
     manifest["files"][file.name] = {"bytes": len(content), "sha256": sha256_bytes(content)}
-    (file.parent / MANIFEST).write_text(json.dumps(manifest))
+    (file.parent / MANIFEST).write_bytes(sealed(json.dumps(manifest).encode()))
+
+
+def sealed(manifest: bytes) -> bytes:
+    """A manifest with its own hash, or what is not one, unchanged."""
+    try:
+        entries = json.loads(manifest)
+        entries.pop("sha256", None)
+        return json.dumps(entries | {"sha256": sha256_bytes(json.dumps(entries).encode())}).encode()
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return manifest
 
 
 def tensor_file(header: Any, data: bytes) -> bytes:

@@ -41,6 +41,7 @@ from tests.hostile import (
     Run,
     edited,
     limited_memory,
+    sealed,
     sign,
     tensor_file,
     trained_run,
@@ -168,8 +169,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def result(path: Path, data: bytes, use: Callable[[], None], *, signed: bool) -> str:
     """`accepted` or `rejected`, within the memory limit and with one short line, of a file with this content."""
-    path.write_bytes(data)
-    if signed:
+    path.write_bytes(sealed(data) if signed and path.name == MANIFEST else data)
+    if signed and path.name != MANIFEST:
         sign(path)
     message = ""
     try:
@@ -220,16 +221,24 @@ def test_a_folder_with_any_content_of_a_file_is_used_or_rejected(run: Run, place
     last = run_checkpoints.choose(run.folder, "last")
     folder = {"corpus": run.corpus.folder, "store": run.store.folder, "run": run.folder}.get(place, last)
     shutil.copytree(folder, folder.with_name("sound"))
-    may_be_unsealed = folder == last
-    seed = (folder / name).read_bytes()
-    if may_be_unsealed and name == MANIFEST:
-        seed = json.dumps(unsealed(folder)).encode()
+    signed = place != "run"  # whoever changes a file can compute its hash, too
+    seed = json.dumps(unsealed(folder)).encode() if name == MANIFEST else (folder / name).read_bytes()
     try:
-        signed = may_be_unsealed and name != MANIFEST
         assert "rejected" in attack(folder / name, [seed], lambda: FOLDERS[place][0](run), signed=signed)
     finally:
         shutil.rmtree(folder)
         folder.with_name("sound").rename(folder)
+
+
+@pytest.mark.parametrize("name", ["../sample/train", "x", "train\x1b]0;x\x07"])
+def test_the_splits_of_a_corpus_have_no_other_names(run: Run, name: str, tmp_path: Path) -> None:
+    """A name with a path in it would let a corpus say which file is written when it is tokenized."""
+    folder = shutil.copytree(run.corpus.folder, tmp_path / "sample")
+    manifest = unsealed(folder)
+    manifest["splits"][name] = manifest["splits"]["train"]
+    (folder / MANIFEST).write_bytes(sealed(json.dumps(manifest).encode()))
+    with pytest.raises(LmtrainError, match="is damaged: splits"):
+        open_corpus(folder)
 
 
 WATCHED = ("pickle.", "exec", "compile", "socket.", "subprocess.", "os.system", "os.exec", "os.spawn", "os.posix_spawn")

@@ -82,6 +82,10 @@ def a_link(path: Path) -> None:
     path.symlink_to(path.parent.parent / "mine")
 
 
+def a_hard_link(path: Path) -> None:
+    path.hardlink_to(path.parent.parent / "mine")
+
+
 def no_weights(run: Run) -> None:
     for folder in run_checkpoints.folders(run.folder):
         (folder / "model.safetensors").write_bytes(b"")
@@ -120,6 +124,7 @@ RUNS: dict[str, tuple[Damage, str | None]] = {
     "a pipe for .lock": (replaced(".lock", os.mkfifo), "run.*: it is .*regular file"),
     "a link for .lock": (replaced(".lock", a_link), "run.*: it is .*symbolic link"),
     "a link for metrics.jsonl": (replaced("metrics.jsonl", a_link), "metrics.jsonl.*symbolic link"),
+    "a hard link for metrics.jsonl": (replaced("metrics.jsonl", a_hard_link), "metrics.jsonl.*hard link"),
     "no undamaged checkpoint": (
         no_weights,
         r"step-\d+.*step-\d+.*delete or move this folder, or choose another run.name",
@@ -127,6 +132,9 @@ RUNS: dict[str, tuple[Damage, str | None]] = {
     **{f"integer {group}": (integer_weights(group), r"torch\.int32 of shape") for group in ("model", "ema")},
     "a step too large": (in_manifest("counters", "step", 10**30), "step"),
     "a step below 0": (in_manifest("counters", "step", -1), "step"),
+    "another step in the counters": (in_manifest("counters", "step", 1), "two different steps"),
+    "another step than the folder's": (in_manifest("step", None, 7), None),
+    "a score too large": (in_manifest("score", None, 10**400), None),
     "a best score that is NaN": (in_manifest("counters", "best", float("nan")), "best"),
     "a scaler of another kind": (in_manifest("counters", "scaler", {"scale": "x"}), "scaler"),
     "endless seconds": (in_manifest("seconds", None, float("inf")), "seconds"),
@@ -161,9 +169,19 @@ def change_model(run: Run, field: str, value: int | str) -> None:
     path.write_text(yaml.safe_dump(values))
 
 
-@pytest.mark.parametrize("dim", [2**20, 2**10, 8])
-def test_a_stored_configuration_cannot_ask_for_memory_that_its_weights_do_not_fill(run: Run, dim: int) -> None:
-    change_model(run, "dim", dim)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"dim": dim} for dim in (2**20, 2**10, 8)),
+        {"attention": "global", "attention_globals": 2**26},
+        {"embed_dim": 2**20},
+    ],
+)
+def test_a_stored_configuration_cannot_ask_for_memory_that_its_weights_do_not_fill(
+    run: Run, fields: dict[str, Any]
+) -> None:
+    for field, value in fields.items():
+        change_model(run, field, value)
     manifest = unsealed(last(run))
     del manifest["model"]  # the first runs have no copy of the model section, and a hostile one can leave it out
     (last(run) / MANIFEST).write_text(json.dumps(manifest))

@@ -206,8 +206,12 @@ class Run:
                 limit=limit,
                 advance=bar.update,
             )
-        if dynamic and not math.isfinite(score.nats):
-            raise LmtrainError("dynamic evaluation diverged: lower eval.dynamic_rate")
+        if not math.isfinite(score.nats):
+            raise LmtrainError(
+                "dynamic evaluation diverged: lower eval.dynamic_rate"
+                if dynamic
+                else "the score is not finite: use another checkpoint, or fp32"
+            )
         return score
 
     @property

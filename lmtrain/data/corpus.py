@@ -5,6 +5,7 @@ the int64 line numbers at which documents start, and a manifest with the counts,
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,21 @@ from typing import Any
 from lmtrain.config.schema import DataConfig
 from lmtrain.data.sample import SampleSplit
 from lmtrain.data.sources import KNOWN, find_source
-from lmtrain.data.splits import Text, cut_split, write_split
+from lmtrain.data.splits import SplitsManifest, Text, cut_split, read_splits_manifest, write_split
 from lmtrain.errors import LmtrainError, UnreadableError
-from lmtrain.storage.files import MANIFEST, new_folder, read_manifest, recover, sha256_bytes, verify
+from lmtrain.storage.files import MANIFEST, new_folder, recover, sha256_bytes, verify
 from lmtrain.system.messages import log
 
 FORMAT = "lmtrain-corpus/1"
 _SPLITS = ("train", "valid", "test")
 _OWN_FILE = re.compile(r"(train|valid|test)\.(txt|docs\.npy|bin)|(tokenizer|manifest)\.json")
 """The names of the files of corpora and token stores."""
+
+
+class CorpusManifest(SplitsManifest):
+    """What is read in the manifest of a corpus."""
+
+    file_suffixes = (".txt", ".docs.npy")
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,11 @@ class Corpus:
 
 def open_corpus(folder: Path) -> Corpus:
     """Open a corpus folder. Raises LmtrainError when it is missing, foreign or truncated."""
-    return Corpus(folder, read_manifest(folder, FORMAT))
+    return Corpus(folder, _read_manifest(folder))
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    return read_splits_manifest(folder, FORMAT, CorpusManifest)
 
 
 def make_corpus(data: DataConfig, *, force: bool = False) -> Corpus:
@@ -58,7 +69,7 @@ def make_corpus(data: DataConfig, *, force: bool = False) -> Corpus:
         log.info(f"data.source={data.source} is the known corpus of that name; for the path write ./{data.source}")
     source = find_source(data)
     folder = data.dir / source.folder
-    if not force and (manifest := undamaged(folder, FORMAT, {"origin": source.origin})) is not None:
+    if not force and (manifest := undamaged(folder, _read_manifest, {"origin": source.origin})) is not None:
         return Corpus(folder, manifest)
     reject_foreign(folder)
     log.info(f"making corpus {folder} from {data.source}")
@@ -73,13 +84,14 @@ def make_corpus(data: DataConfig, *, force: bool = False) -> Corpus:
     return open_corpus(folder)
 
 
-def undamaged(folder: Path, manifest_format: str, entries: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the manifest of `folder` if it has these entries and the files are undamaged; if not, a message says why.
+def undamaged(folder: Path, read: Callable[[Path], dict[str, Any]], entries: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the manifest of `folder`, which `read` returns, if it has these entries and the files are undamaged; if
+    not, a message says why.
 
     Raises UnreadableError if the system denies reading it.
     """
     try:
-        manifest = read_manifest(folder, manifest_format)
+        manifest = read(folder)
         verify(folder, manifest["files"])
     except UnreadableError:
         raise

@@ -9,13 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import BaseModel, NonNegativeInt, PositiveInt, ValidationError
 from tqdm import tqdm
 
 from lmtrain.errors import LmtrainError
-from lmtrain.storage.files import read_errors
+from lmtrain.storage.files import MANIFEST, read_errors, read_manifest
 from lmtrain.system.messages import log, shows_bars
 
 _HEADING = re.compile(r" ?= [^=\s](?:.*[^=\s])? = ?")
@@ -29,6 +30,38 @@ HELD_OUT = 25_000_000
 
 Lines = Iterable[tuple[str, bool]]
 """Lines of text without their ends, and whether a document is known to start there."""
+
+
+class Counts(BaseModel, strict=True, extra="forbid"):
+    """The counts of a split; see `write_split`."""
+
+    lines: PositiveInt
+    words: NonNegativeInt
+    bytes: PositiveInt
+    documents: PositiveInt
+
+
+class SplitsManifest(BaseModel, strict=True):
+    """What the manifests of corpora and token stores have in common."""
+
+    file_suffixes: ClassVar[tuple[str, ...]]
+    """What is appended to the name of a split in those of its files."""
+    splits: dict[Literal["train", "valid", "test"], Counts]
+
+
+def read_splits_manifest(folder: Path, folder_format: str, form: type[SplitsManifest]) -> dict[str, Any]:
+    """Return the manifest as `read_manifest` does, if its entries are those of `form`: anybody can compute its hash."""
+    manifest = read_manifest(folder, folder_format)
+    try:
+        splits = form.model_validate(manifest).splits
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))[:99]
+        raise LmtrainError(f"{folder / MANIFEST} is damaged: {place}: {first['msg']}") from None
+    files = {f"{split}{suffix}" for split in splits for suffix in form.file_suffixes}
+    if "train" not in splits or not files <= manifest["files"].keys():
+        raise LmtrainError(f"{folder / MANIFEST} is damaged: it lacks the training split or a file")
+    return manifest
 
 
 @dataclass(frozen=True)
@@ -84,7 +117,14 @@ def lines_of(text: Path) -> Iterator[str]:
 
 def document_starts(text: Path) -> np.ndarray:
     """Return the lines at which the documents of a split start: (documents,) int64."""
-    return np.load(text.with_suffix(".docs.npy"))
+    path = text.with_suffix(".docs.npy")
+    try:
+        starts = np.array(np.load(path, mmap_mode="r"))  # a map, since a header may claim any size
+    except Exception as error:  # of many types: NumPy parses the header as Python
+        raise LmtrainError(f"{path} can't be read ({type(error).__name__})") from error
+    if starts.ndim != 1 or starts.dtype != np.int64:
+        raise LmtrainError(f"{path} is damaged: it is not a list of line numbers")
+    return starts
 
 
 def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str) -> dict[str, dict[str, int]]:

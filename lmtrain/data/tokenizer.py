@@ -16,6 +16,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Self
@@ -174,11 +175,8 @@ class Tokenizer:
         return [self._spelled_out(row) if self.eos_id in row else row for row in rows]
 
     def _library_ids(self, texts: list[str]) -> list[list[int]]:
-        try:
-            with tokenizer_file.backend_errors("the tokenizer can't encode the text: "):
-                return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
-        except ValueError as error:
-            raise LmtrainError(str(error)) from None
+        with _library_errors("encode the text"):
+            return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def _spelled_out(self, ids: list[int]) -> list[int]:
         """`ids` with the two parts of the end-of-text token, its first character and the others, in place of it.
@@ -241,7 +239,8 @@ class Tokenizer:
         return self._library_text([before, id])[len(self._library_text([before])) :]
 
     def _library_text(self, ids: list[int]) -> str:
-        return self._backend.decode(ids, skip_special_tokens=False)
+        with _library_errors("decode its ids"):
+            return self._backend.decode(ids, skip_special_tokens=False)
 
     def token(self, id: int) -> str:  # noqa: A002 -- the field's term
         """Return a token in readable form, with control characters and incomplete UTF-8 escaped."""
@@ -251,6 +250,16 @@ class Tokenizer:
         if id in self._bytes and id != self.eos_id:
             text = self._bytes[id].decode("utf-8", errors="backslashreplace")
         return escaped(text)
+
+
+@contextmanager
+def _library_errors(action: str) -> Iterator[None]:
+    """Raise LmtrainError in place of what the library raises."""
+    try:
+        with tokenizer_file.backend_errors(f"the tokenizer can't {action}: "):
+            yield
+    except ValueError as error:
+        raise LmtrainError(str(error)) from None
 
 
 def _is_byte_level(document: Json) -> bool:

@@ -9,18 +9,43 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
+from lmtrain.data.splits import Counts, SplitsManifest, read_splits_manifest
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.errors import LmtrainError, UnreadableError
-from lmtrain.storage.files import MANIFEST, parse_manifest, read_manifest, sha256_bytes, verify
+from lmtrain.storage.files import MANIFEST, parse_manifest, read_errors, sha256_bytes, verify
 from lmtrain.storage.run_folder import TOKENIZER
 from lmtrain.system.messages import log
 
 FORMAT = "lmtrain-tokens/4"
 _BLOCK = 1 << 22
+
+
+class TokenCounts(Counts):
+    """The counts of a split, and of its tokens, of which some replace unknown words."""
+
+    tokens: PositiveInt
+    replaced: NonNegativeInt
+
+
+class Floor(BaseModel, strict=True):
+    """The score of the process that generated a split."""
+
+    word_perplexity: PositiveFloat
+
+
+class StoreManifest(SplitsManifest):
+    """What is read in the manifest of a store."""
+
+    file_suffixes = (".bin",)
+    splits: dict[Literal["train", "valid", "test"], TokenCounts]  # type: ignore[assignment]
+    floor: dict[str, Floor] = Field(default_factory=dict)
+    corpus: Annotated[str, Field(pattern=r"^[\w-][\w.-]*$")]
+    corpus_sha256: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,9 +112,14 @@ def open_store(folder: Path) -> TokenStore:
 
     Raises LmtrainError when the folder is missing, foreign, incomplete, truncated or changed.
     """
-    manifest = read_manifest(folder, FORMAT)
+    manifest = read_store_manifest(folder)
     verify(folder, manifest["files"])
     return store_of(folder, manifest)
+
+
+def read_store_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a store; see `read_splits_manifest`."""
+    return read_splits_manifest(folder, FORMAT, StoreManifest)
 
 
 def store_of(folder: Path, manifest: dict[str, Any]) -> TokenStore:
@@ -97,8 +127,12 @@ def store_of(folder: Path, manifest: dict[str, Any]) -> TokenStore:
     tokenizer = Tokenizer.load(folder / TOKENIZER)
     floors, splits = manifest.get("floor", {}), dict[str, Split]()
     for name, counts in manifest["splits"].items():
-        # A plain array: a slice of a memmap is a memmap, which takes four times as long to make.
-        ids = np.asarray(np.memmap(folder / f"{name}.bin", tokenizer.id_type, "r"))
+        path = folder / f"{name}.bin"
+        with read_errors(path):
+            # A plain array: a slice of a memmap is a memmap, which takes four times as long to make.
+            ids = np.asarray(np.memmap(path, tokenizer.id_type, "r"))
+            if ids.max() >= tokenizer.vocab_size:
+                raise ValueError("an id is not in the vocabulary")
         # `<unk>` is easier to predict than the words that it replaces: beyond a few, the floor is not that of the ids.
         has_floor = name in floors and 1000 * counts["replaced"] <= len(ids)
         floor = floors[name]["word_perplexity"] if has_floor else None

@@ -58,10 +58,16 @@ def trained_weights(run_dir: Path, which: str | None, weights: str) -> TrainedWe
         raise LmtrainError(f"{run_dir / run_folder.TOKENIZER} is not the tokenizer that {folder} was trained with")
     use_ema = weights != "raw" and "ema" in loaded.tensors
     tensors = loaded.tensors["model"] | (loaded.tensors["ema"] if use_ema else {})
-    width = (config.model.dim,)  # by which tables are allocated
+    shape = config.model
+    sizes = {  # of the parameters that the tables, which are computed, depend on
+        "pool.seed": (shape.dim,),
+        "embedding.weight": (tokenizer.vocab_size, shape.embed_dim or shape.dim),
+        **({"encoder.global_tokens": (shape.global_tokens, shape.dim)} if shape.global_tokens else {}),
+    }
     try:
-        if "pool.seed" in tensors and tensors["pool.seed"].shape != width:
-            raise ValueError(f"pool.seed has shape {tensors['pool.seed'].shape}, not {width}")
+        for name, size in sizes.items():
+            if name not in tensors or tensors[name].shape != size:
+                raise ValueError(f"it lacks {name} of shape {size}")
         model = build_uninitialized(config.model, tokenizer.vocab_size)
         checkpoint.check_shapes(tensors, dict(model.named_parameters()))
     except (RuntimeError, ValueError) as error:

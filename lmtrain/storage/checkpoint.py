@@ -11,7 +11,7 @@ from torch import Tensor
 from lmtrain.config.schema import ModelConfig
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import new_folder, read_manifest, sha256_bytes, verify, write_errors
-from lmtrain.storage.run_folder import CONFIG, step_folder
+from lmtrain.storage.run_folder import CONFIG, step_folder, step_of
 from lmtrain.storage.tensor_files import LazyTensor, open_files, serialize
 from lmtrain.system import disk
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
@@ -108,8 +108,8 @@ def load(folder: Path, *, only_weights: bool = False, verify_hashes: bool = True
             files.setdefault(group, []).append(name)
     if verify_hashes:
         verify(folder, {name: manifest["files"][name] for names in files.values() for name in names})
-    if "model" not in files or not isinstance(manifest.get("step"), int):
-        raise LmtrainError(f"{folder} is not a checkpoint: it has no weights or no step")
+    if "model" not in files or manifest.get("step") != step_of(folder):
+        raise LmtrainError(f"{folder} is not a checkpoint: it has no weights, or those of another step")
     tensors = {
         group: {
             name: replace(stored, shape=(1,)) if not stored.shape and _GAIN.fullmatch(name) else stored

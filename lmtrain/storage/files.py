@@ -93,9 +93,11 @@ def write_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def read_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError of reading `path` into LmtrainError, or UnreadableError if there is such a file."""
+    """Turn an error of reading `path` into LmtrainError, or UnreadableError if the system denies it."""
     try:
         yield
+    except ValueError as error:
+        raise LmtrainError(f"{path} is damaged: {error}") from error
     except OSError as error:
         if error.errno in _NO_FILE:
             raise LmtrainError(f"{path} can't be read: {error.strerror or error}") from error

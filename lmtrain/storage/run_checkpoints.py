@@ -93,7 +93,7 @@ def _rank(folder: Path) -> tuple[float, int]:
         score = parse_manifest(folder, FORMAT).get("score")
     except LmtrainError:
         return -math.inf, -step_of(folder)
-    if isinstance(score, float | int) and math.isfinite(score):
+    if isinstance(score, float | int) and abs(score) < math.inf:
         return score, step_of(folder)
     return math.inf, -step_of(folder)
 

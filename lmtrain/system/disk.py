@@ -47,11 +47,15 @@ def open_in_place(path: Path) -> BinaryIO:
     """Open a file to change it in place, or create it. Raises OSError if it is a link or not a regular file."""
     check_regular(path)
     try:
-        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "it is a symbolic link (move it away)", str(path)) from error
         raise
+    if os.fstat(file.fileno()).st_nlink > 1:
+        file.close()
+        raise OSError(errno.EMLINK, "it is also a file elsewhere, a hard link (copy it)", str(path))
+    return file
 
 
 def rename(path: Path, target: Path) -> None:

@@ -9,7 +9,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.checkpoint import Checkpoint
 
-Count = Annotated[int, Field(ge=0, le=2**48)]
+MAX_COUNT = 2**48
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -84,8 +85,11 @@ NEW_RUN = CheckpointInfo(SavedCounters(), seconds=0.0, metrics_bytes=0, threads=
 def read_info(checkpoint: Checkpoint) -> CheckpointInfo:
     """Parse and validate the manifest. Raises LmtrainError if a field is missing or invalid."""
     try:
-        return TypeAdapter(CheckpointInfo).validate_json(json.dumps(checkpoint.info), strict=True)
+        info = TypeAdapter(CheckpointInfo).validate_json(json.dumps(checkpoint.info), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"][:2])
         raise LmtrainError(f"{checkpoint.folder} can't be resumed: {name} in its manifest: {first['msg']}") from None
+    if info.counters.step != checkpoint.info["step"]:
+        raise LmtrainError(f"{checkpoint.folder} can't be resumed: its manifest has two different steps")
+    return info

@@ -12,7 +12,7 @@ from lmtrain.storage.checkpoint import load
 from lmtrain.storage.run_folder import STATE, run_config, step_folder, step_of
 from lmtrain.system import disk
 from lmtrain.system.process_group import ProcessGroup
-from lmtrain.training.checkpoint_info import Amount, Count
+from lmtrain.training.checkpoint_info import MAX_COUNT, Amount, Count
 from lmtrain.training.schedule import Budget
 from lmtrain.training.trainer import Outcome
 
@@ -29,7 +29,9 @@ class Finished(BaseModel, strict=True, allow_inf_nan=False):
     @field_validator("valid")
     @classmethod
     def _usable(cls, score: Score) -> Score:
-        if min(score.tokens, score.words, score.bytes, 1.0 if score.floor is None else score.floor) <= 0:
+        counts = score.tokens, score.words, score.bytes, score.context, score.stride
+        floor = 1.0 if score.floor is None else score.floor
+        if not (0 < min(counts) <= max(counts) <= MAX_COUNT and min(score.nats, score.unknown_share, floor - 1) >= 0):
             raise ValueError("not a score")
         return score
 

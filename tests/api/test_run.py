@@ -175,6 +175,9 @@ def test_the_score_of_a_text_is_that_of_its_tokens_one_by_one(lmtrain: Lmtrain, 
     for wrong in ({"device": "gpu"}, {"weights": "best"}, {"precision": "fp8"}):
         with pytest.raises(UsageError, match="choose one of"):
             library.load("sample", **wrong)
+    next(run.model.parameters()).data.fill_(torch.nan)
+    with pytest.raises(LmtrainError, match="the score is not finite: use another checkpoint, or fp32"):
+        run.score(TEXT)
 
 
 def test_an_evaluation_is_that_of_the_command(lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

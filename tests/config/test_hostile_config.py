@@ -30,6 +30,14 @@ def test_odd_values_of_a_field_are_accepted_or_rejected(key: str, tmp_path: Path
     assert not any("Input should" in sentence or "Tuple" in sentence for sentence in sentences)  # pydantic's words
 
 
+@pytest.mark.timeout(10)
+def test_a_long_number_is_read_in_time_that_grows_with_its_length() -> None:
+    digits = "1" * 200_000
+    assert yaml_values.read(f"a: {digits}x", "a file") == {"a": f"{digits}x"}
+    with pytest.raises(LmtrainError, match=r"model\.dim=inf"):
+        config.load(None, [f"model.dim={digits}"], {})
+
+
 TEXTS = st.text() | st.from_regex(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+", fullmatch=True)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from tokenizers import models, normalizers, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from lmtrain.data import tokenizer_file
 from lmtrain.data.tokenizer import Tokenizer
@@ -122,6 +122,14 @@ def test_load_rejects_what_cannot_be_a_tokenizer(kind: Kind, spoil: Any, tmp_pat
     document = spoil(json.loads(TRAINED[kind]._content))
     with pytest.raises(LmtrainError, match=r"damaged|too large"):
         tokenizer_of(tmp_path, document)
+
+
+def test_a_decoder_that_fails_is_an_error(tmp_path: Path) -> None:
+    backend = tokenizers.Tokenizer(models.BPE({"</s>": 0, "b": 1, "a": 2}, []))
+    backend.decoder = decoders.Strip("a", 1, 1)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(LmtrainError, match="the tokenizer can't decode its ids"):
+        Tokenizer.load(tmp_path / "tokenizer.json").decode([2])
 
 
 def test_load_rejects_missing_files_folders_and_pipes(tmp_path: Path) -> None:

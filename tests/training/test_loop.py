@@ -234,6 +234,8 @@ def test_a_finished_run_is_left_alone_and_a_damaged_checkpoint_replaced(
         lambda state: state["valid"].update(words=0),
         lambda state: state["valid"].update(floor=-1.0),
         lambda state: state["valid"].update(floor=0.0),
+        lambda state: state["valid"].update(stride=10**400),
+        lambda state: state["valid"].update(nats=-1e308),
         lambda state: state.update(step=7),
         lambda state: state.update(best_step=5),
     ],
