@@ -20,6 +20,7 @@ from lmtrain.data.corpus import make_corpus
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import MANIFEST
+from lmtrain.training import opening
 from lmtrain.training.loop import fit
 from lmtrain.training.trainer import Outcome
 from tests.helpers import contents
@@ -132,7 +133,6 @@ RUNS: dict[str, tuple[Damage, str | None]] = {
     **{f"integer {group}": (integer_weights(group), r"torch\.int32 of shape") for group in ("model", "ema")},
     "a step too large": (in_manifest("counters", "step", 10**30), "step"),
     "a step below 0": (in_manifest("counters", "step", -1), "step"),
-    "another step in the counters": (in_manifest("counters", "step", 1), "two different steps"),
     "another step than the folder's": (in_manifest("step", None, 7), None),
     "a score too large": (in_manifest("score", None, 10**400), None),
     "a best score that is NaN": (in_manifest("counters", "best", float("nan")), "best"),
@@ -153,6 +153,15 @@ def test_a_hostile_run_resumes_or_is_rejected_and_its_checkpoints_are_untouched(
     with pytest.raises(LmtrainError, match=message) if message else nullcontext():
         assert resume(run).status == "finished"
     assert kept(run) == before or not message
+
+
+def test_the_checkpoint_that_a_run_resumes_from_is_not_deleted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_manifest("counters", "step", 1)(run)
+    before = kept(run)
+    monkeypatch.setattr(opening, "RunMonitor", Mock(side_effect=LmtrainError("the disk is full")))
+    with pytest.raises(LmtrainError, match="the disk is full"):
+        resume(run)
+    assert kept(run) == before
 
 
 @pytest.mark.parametrize(("group", "weights"), [("model", "raw"), ("ema", "auto")])

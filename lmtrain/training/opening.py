@@ -92,7 +92,8 @@ def open_run(
         if processes.is_main:
             run_folder.create_run(run_dir, config)
             store.tokenizer.save(run_dir / run_folder.TOKENIZER)
-            run_checkpoints.remove_after(run_dir, step)  # they belong to the curves that the monitor cuts off
+            # Later ones belong to the curves that the monitor cuts off.
+            run_checkpoints.remove_after(run_dir, run_folder.step_of(folder) if folder else 0)
             steps, size = budget.fixed_steps, info.metrics_bytes
             monitor = RunMonitor(run_dir, step=step, progress=progress, total_steps=steps, metrics_bytes=size)
     common = steps_independent_of_budget(config.train, budget)
