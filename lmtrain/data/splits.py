@@ -41,7 +41,7 @@ class Counts(BaseModel, strict=True, extra="forbid"):
     documents: PositiveInt
 
 
-class SplitsManifest(BaseModel, strict=True):
+class SplitsManifest(BaseModel, strict=True, regex_engine="python-re"):
     """What the manifests of corpora and token stores have in common."""
 
     file_suffixes: ClassVar[tuple[str, ...]]

@@ -44,7 +44,7 @@ class StoreManifest(SplitsManifest):
     file_suffixes = (".bin",)
     splits: dict[Literal["train", "valid", "test"], TokenCounts]  # type: ignore[assignment]
     floor: dict[str, Floor] = Field(default_factory=dict)
-    corpus: Annotated[str, Field(pattern=r"^[\w-][\w.-]*$")]
+    corpus: Annotated[str, Field(pattern=r"\A[\w-][\w.-]*\Z")]
     corpus_sha256: str
 
 

@@ -74,6 +74,13 @@ def test_counts_are_those_of_each_id(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert split.counts(20).tolist() == expected
 
 
+def test_a_text_may_have_any_name(tmp_path: Path) -> None:
+    (tmp_path / "½ m².txt").write_text("once upon a time there was a river .\n" * 20)
+    data = DataConfig(source=str(tmp_path / "½ m².txt"), dir=tmp_path / "data")
+    store = tokenize(make_corpus(data), CONFIGS["word"])
+    assert open_store(store.folder).manifest["corpus"].startswith("½_m²-")
+
+
 @pytest.mark.parametrize(("kind", "tokens"), [("word", 155), ("byte", 661)])
 def test_one_very_long_line_is_cut_and_gives_the_same_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, tokens: int
