@@ -4,6 +4,7 @@ that help and shell completion answer at once."""
 import io
 import sys
 import threading
+from contextlib import suppress
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -73,7 +74,8 @@ def main() -> None:
             error.possibilities = []  # the hint replaces the parser's own guesses
         error.message = error.message.removeprefix("Value error, ")  # of pydantic, which newer versions of typer use
         error.show(shown)
-        print(escaped_lines(shown.getvalue() + hint), end="", file=sys.stderr)
+        with suppress(OSError):  # such as a closed terminal
+            print(escaped_lines(shown.getvalue() + hint), end="", file=sys.stderr, flush=True)
         raise SystemExit(WRONG_USAGE) from None
     except AlreadyReported:
         raise SystemExit(1) from None

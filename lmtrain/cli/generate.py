@@ -98,7 +98,7 @@ def generate(
             metavar="FILE",
         ),
     ] = None,
-    batch_size: Annotated[int, _option(OUTPUT, "Prompts per batch.", metavar="N", min=1)] = 16,
+    batch_size: Annotated[int, _option(OUTPUT, "Prompts per batch.", metavar="N", min=1, max=65536)] = 16,
     as_json: Annotated[bool, _option(OUTPUT, "Print one line of JSON for each prompt.", "--json")] = False,
     raw: Annotated[
         bool,

@@ -129,6 +129,8 @@ def with_source(arguments: Sequence[str]) -> list[str]:
     source, *overrides = arguments
     if source.endswith((".yaml", ".yml")) or (source in RECIPES and not Path(source).exists()):
         raise UsageError(f"{source} is a configuration: write `-c {shlex.quote(source)}`")
+    if overrides_of(overrides, "data.source"):
+        raise UsageError(f"the source is {shown(source)} or data.source: leave one of them out")
     return [*overrides, f"data.source={json.dumps(source, ensure_ascii=False)}"]  # quoted: it may be called null
 
 

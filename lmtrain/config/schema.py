@@ -78,9 +78,9 @@ class TokenizerConfig(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.eos_token is not None and self.file is None:
-            raise ValueError("tokenizer.eos_token is a token of tokenizer.file: give the file, or leave it out")
+            raise ValueError("tokenizer.eos_token is a token of tokenizer.file: give the file, or set it to null")
         if self.kind == "byte" and self.vocab_size is not None:
-            raise ValueError("tokenizer.vocab_size has no meaning with tokenizer.kind=byte: leave it out")
+            raise ValueError("tokenizer.vocab_size has no meaning with tokenizer.kind=byte: set it to null")
         if self.kind == "bpe" and self.vocab_size is not None and self.vocab_size < MIN_BPE_SIZE:
             raise ValueError(
                 f"tokenizer.vocab_size must be at least {MIN_BPE_SIZE} with tokenizer.kind=bpe: 256 bytes and <eos>"

@@ -98,7 +98,7 @@ def _check_hub_id(source: str) -> None:
         and local.kind(path) not in (*local.SUFFIXES, *local.READERS)
     ):
         return
-    near = difflib.get_close_matches(source, [*KNOWN, *siblings], n=2, cutoff=0.75)
+    near = difflib.get_close_matches(source, [*dict.fromkeys([*KNOWN, *siblings])], n=2, cutoff=0.75)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise LmtrainError(
         f"data.source={source[:200]} is not a file or folder here, not a hub id (owner/name) and none of "

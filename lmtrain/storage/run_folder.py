@@ -21,6 +21,8 @@ Status = Literal["running", "finished", "stopped early", "interrupted", "failed"
 CHECKPOINTS = "checkpoints"
 STEP_PREFIX = "step-"
 LOCK = ".lock"
+SHOWN = 10
+"""Runs that a message lists, at most."""
 _NOT_NAME = re.compile(r"[^\w.-]+")
 _BEFORE_CONFIG = {LOCK, CHECKPOINTS, "profile"}
 """What a run folder may contain before its configuration is written."""
@@ -85,7 +87,9 @@ def find_run(path: Path | None, runs_dir: Path) -> Path:
         folders = [*runs_dir.iterdir()] if runs_dir.is_dir() else []
     runs = set(filter(has_checkpoint, folders))
     if path is not None:
-        others = f"; the runs in {runs_dir}: {', '.join(sorted(run.name for run in runs))}" if runs else ""
+        names = sorted(run.name for run in runs)
+        more = f", ... ({len(names)} runs)" if len(names) > SHOWN else ""
+        others = f"; the runs in {runs_dir}: {', '.join(names[:SHOWN])}{more}" if runs else ""
         if any(map(os.path.isdir, places)):
             raise LmtrainError(f"{path} is not a run folder: it has no {CONFIG}{others}")
         raise LmtrainError(f"there is no run {path}{others or ': train one with `lmtrain train`'}")
@@ -108,7 +112,7 @@ def lock(run_dir: Path) -> Iterator[None]:
     """
     make_folders(run_dir)
     _reject_foreign(run_dir)
-    with write_errors(run_dir):
+    with write_errors(run_dir / LOCK):
         file = disk.open_in_place(run_dir / LOCK)
     with file:
         try:

@@ -19,6 +19,8 @@ class _Stderr(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         from tqdm import tqdm  # would slow `lmtrain -h` down
 
+        if sys.stderr is None:  # a program without it
+            return
         with suppress(OSError):  # such as a closed terminal, or a pipe that nobody reads any more
             tqdm.write(escaped(record.getMessage()), file=sys.stderr)
             sys.stderr.flush()

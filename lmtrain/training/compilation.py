@@ -50,8 +50,8 @@ def compiled_forward(
         return uncompiled(f"compiling needs {missing}")
     log.info("compiling the model (a minute or two; cached for the next run)")
     options: dict[str, Any] = {"triton.cudagraphs": True} if _can_be_captured(config, device) else {}
-    compiled = torch.compile(objective, dynamic=False, options=options)
     try:
+        compiled = torch.compile(objective, dynamic=False, options=options)
         inputs, targets = blank_batch(config.model, config.train.micro_batch_size, device)
         with warnings.catch_warnings(), autocast(device, precision), _attention_kernels(config.model):
             # PyTorch recommends TF32, which bf16 does not need and fp32 must not use.

@@ -99,6 +99,12 @@ def test_a_name_that_cannot_be_printed_gets_a_remedy(lmtrain: Lmtrain, workdir: 
     assert "'\\udcff' can't be written in utf-8: rename the file" in done.err
 
 
+def test_wrong_usage_has_its_exit_code_where_its_message_cannot_be_written() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-m", "lmtrain", "train", "--bad"], stderr=full, timeout=60, check=False)
+    assert done.returncode == 2
+
+
 def test_closed_streams_are_the_null_device() -> None:
     """Otherwise a file that is opened later becomes the standard error of this process."""
     script = """import os, sys

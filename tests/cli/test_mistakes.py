@@ -34,6 +34,11 @@ WRONG_USAGE = {
         ["tokenize", "own.txt", "short.txt"],
         "a source comes before the overrides",
     ),
+    "a source and data.source": (
+        ["tokenize", "own.txt", "data.source=short.txt"],
+        "the source is 'own.txt' or data.source: leave one of them out",
+    ),
+    "a batch of too many prompts": (["generate", "x", "--batch-size", "9" * 20], "'--batch-size'"),
     "an override with spaces": (["train", "train.lr", "=", "0.1"], "override '=' is not of the form"),
     "stride too long": (["eval", "eval.stride=17"], "eval.stride=17 is longer than model.context=16"),
     "dynamic fp16": (["eval", "--dynamic", "--precision", "fp16"], "--dynamic needs gradients"),

@@ -241,6 +241,7 @@ NOTHING = ("books/trian.json", "/nowhere/at/all", "a/b/c", "a\0b", "x" * 5_000, 
     ("source", "message"),
     [
         ("wikitext2", "did you mean wikitext-2"),
+        ("sampel", r"did you mean sample\?"),
         ("books/trian.txt", r"not a file or folder here.*did you mean books/train\.txt"),
         *((name, "not a file or folder here, not a hub id") for name in NOTHING),
     ],
@@ -248,6 +249,7 @@ NOTHING = ("books/trian.json", "/nowhere/at/all", "a/b/c", "a\0b", "x" * 5_000, 
 @pytest.mark.usefixtures("folder")
 def test_an_unknown_source_is_named_with_what_it_may_be(load: Importer, source: str, message: str) -> None:
     Path("books").mkdir()
+    Path("sample").mkdir()
     write(Path("books", "train.txt"), "a\n")
     with pytest.raises(LmtrainError, match=message):
         load(source)

@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 
 from lmtrain.config.schema import Config
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, UnreadableError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder, tensor_files
 from tests.storage.helpers import leftovers
 
@@ -120,6 +120,13 @@ def test_choosing_by_name(tmp_path: Path) -> None:
         run_checkpoints.choose(tmp_path, "4")
 
 
+def test_a_run_in_a_folder_whose_name_is_not_utf8_is_not_damaged(tmp_path: Path) -> None:
+    """The library of the tensors can't open it; renaming the folder is enough."""
+    folder = _save(tmp_path / os.fsdecode(b"runs\xff"), 1)
+    with pytest.raises(UnreadableError, match="rename the folder in its path whose name is not UTF-8"):
+        checkpoint.load(folder)
+
+
 def test_a_run_is_found_by_path_by_name_or_as_the_latest(tmp_path: Path, tiny: Config) -> None:
     with pytest.raises(LmtrainError, match="train one with"):
         run_folder.find_run(None, tmp_path)
@@ -137,6 +144,10 @@ def test_a_run_is_found_by_path_by_name_or_as_the_latest(tmp_path: Path, tiny: C
     assert run_folder.find_run(None, tmp_path).name == "newer"
     (tmp_path / "older" / run_folder.STATE).unlink()
     assert run_folder.find_run(None, tmp_path).name == "newer"
+    for number in range(12):
+        shutil.copytree(tmp_path / "older", tmp_path / "many" / f"run-{number:02}")
+    with pytest.raises(LmtrainError, match=r"no run x; the runs in .*: run-00, .*, run-09, \.\.\. \(12 runs\)$"):
+        run_folder.find_run(Path("x"), tmp_path / "many")
     assert run_folder.run_config(tmp_path / "newer") == tiny
     shutil.move(tmp_path / "newer", tmp_path / "elsewhere")
     assert checkpoint.load(run_checkpoints.choose(tmp_path / "elsewhere", "best"))

@@ -182,6 +182,14 @@ def test_a_message_that_nobody_can_read_ends_nothing(monkeypatch: pytest.MonkeyP
     assert tried == ["a message", "another"]
 
 
+def test_a_program_without_stderr_gets_no_messages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    log.warning("a message")
+    assert capsys.readouterr().out == ""
+
+
 def test_a_level_that_is_set_before_the_first_import_is_kept() -> None:
     first = "import logging; logging.getLogger('lmtrain').setLevel('WARNING')"
     then = "from lmtrain.system.messages import log; log.info('an info'); log.warning('a warning')"
