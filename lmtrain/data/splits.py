@@ -30,6 +30,7 @@ HELD_OUT = 25_000_000
 
 Lines = Iterable[tuple[str, bool]]
 """Lines of text without their ends, and whether a document is known to start there."""
+SplitName = Literal["train", "valid", "test"]
 
 
 class Counts(BaseModel, strict=True, extra="forbid"):
@@ -46,7 +47,7 @@ class SplitsManifest(BaseModel, strict=True, regex_engine="python-re"):
 
     file_suffixes: ClassVar[tuple[str, ...]]
     """What is appended to the name of a split in those of its files."""
-    splits: dict[Literal["train", "valid", "test"], Counts]
+    splits: Mapping[SplitName, Counts]
 
 
 def read_splits_manifest(folder: Path, folder_format: str, form: type[SplitsManifest]) -> dict[str, Any]:

@@ -9,12 +9,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from lmtrain.data.splits import Counts, SplitsManifest, read_splits_manifest
+from lmtrain.data.splits import Counts, SplitName, SplitsManifest, read_splits_manifest
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.errors import LmtrainError, UnreadableError
 from lmtrain.storage.files import MANIFEST, parse_manifest, read_errors, sha256_bytes, verify
@@ -42,7 +42,7 @@ class StoreManifest(SplitsManifest):
     """What is read in the manifest of a store."""
 
     file_suffixes = (".bin",)
-    splits: dict[Literal["train", "valid", "test"], TokenCounts]  # type: ignore[assignment]
+    splits: Mapping[SplitName, TokenCounts]
     floor: dict[str, Floor] = Field(default_factory=dict)
     corpus: Annotated[str, Field(pattern=r"\A[\w-][\w.-]*\Z")]
     corpus_sha256: str

@@ -21,7 +21,7 @@ Status = Literal["running", "finished", "stopped early", "interrupted", "failed"
 CHECKPOINTS = "checkpoints"
 STEP_PREFIX = "step-"
 LOCK = ".lock"
-SHOWN = 10
+_SHOWN = 10
 """Runs that a message lists, at most."""
 _NOT_NAME = re.compile(r"[^\w.-]+")
 _BEFORE_CONFIG = {LOCK, CHECKPOINTS, "profile"}
@@ -88,8 +88,8 @@ def find_run(path: Path | None, runs_dir: Path) -> Path:
     runs = set(filter(has_checkpoint, folders))
     if path is not None:
         names = sorted(run.name for run in runs)
-        more = f", ... ({len(names)} runs)" if len(names) > SHOWN else ""
-        others = f"; the runs in {runs_dir}: {', '.join(names[:SHOWN])}{more}" if runs else ""
+        more = f", ... ({len(names)} runs)" if len(names) > _SHOWN else ""
+        others = f"; the runs in {runs_dir}: {', '.join(names[:_SHOWN])}{more}" if runs else ""
         if any(map(os.path.isdir, places)):
             raise LmtrainError(f"{path} is not a run folder: it has no {CONFIG}{others}")
         raise LmtrainError(f"there is no run {path}{others or ': train one with `lmtrain train`'}")

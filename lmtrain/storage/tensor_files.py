@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from lmtrain.config.base import SURROGATE
 from lmtrain.errors import LmtrainError, UnreadableError
 from lmtrain.storage.files import read_errors
 
@@ -107,7 +108,7 @@ def open_files(files: Iterable[Path]) -> dict[str, LazyTensor]:
     """
     pieces: dict[str, list[_Piece]] = {}
     for file in files:
-        if any("\ud800" <= sign <= "\udfff" for sign in str(file)):  # how Python represents bytes that are not UTF-8
+        if SURROGATE.search(str(file)):  # how Python represents bytes that are not UTF-8
             raise UnreadableError(f"{file} can't be read: rename the folder in its path whose name is not UTF-8")
         with _reading(file):
             opened: Any = safe_open(file, "pt")
