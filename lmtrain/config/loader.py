@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from lmtrain.config import yaml_values
-from lmtrain.config.base import NOT_UNICODE, SURROGATE, UserPath
+from lmtrain.config.base import SURROGATE, UserPath
 from lmtrain.config.earlier import upgrade
 from lmtrain.config.mistakes import Origins, cleaned, error_message, shown
 from lmtrain.config.names import suggestion
@@ -58,8 +58,6 @@ def load(
         return Config.model_validate(values)
     except ValidationError as error:
         raise UsageError(error_message(error.errors(include_url=False), origin, origins)) from None
-    except UnicodeEncodeError:  # raised by pydantic for such a key
-        raise UsageError(f"{origin}: {NOT_UNICODE}") from None
 
 
 def _values(source: ConfigSource) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 from lmtrain.config.schema import DataConfig
 from lmtrain.data.sample import SampleSplit
 from lmtrain.data.sources import KNOWN, find_source
-from lmtrain.data.splits import SplitsManifest, Text, cut_split, read_splits_manifest, write_split
+from lmtrain.data.splits import Text, cut_split, read_splits_manifest, write_split
 from lmtrain.errors import LmtrainError, UnreadableError
 from lmtrain.storage.files import MANIFEST, new_folder, recover, sha256_bytes, verify
 from lmtrain.system.messages import log
@@ -22,12 +22,6 @@ FORMAT = "lmtrain-corpus/1"
 _SPLITS = ("train", "valid", "test")
 _OWN_FILE = re.compile(r"(train|valid|test)\.(txt|docs\.npy|bin)|(tokenizer|manifest)\.json")
 """The names of the files of corpora and token stores."""
-
-
-class CorpusManifest(SplitsManifest):
-    """What is read in the manifest of a corpus."""
-
-    file_suffixes = (".txt", ".docs.npy")
 
 
 @dataclass(frozen=True)
@@ -55,7 +49,7 @@ def open_corpus(folder: Path) -> Corpus:
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
-    return read_splits_manifest(folder, FORMAT, CorpusManifest)
+    return read_splits_manifest(folder, FORMAT, (".txt", ".docs.npy"))
 
 
 def make_corpus(data: DataConfig, *, force: bool = False) -> Corpus:

@@ -68,7 +68,7 @@ def fetch(dataset: str, subset: str | None, revision: str | None, text_column: s
         raise LmtrainError(f"the card of dataset {dataset} names files outside the dataset: choose another")
     commit = folder.name
     if paths:  # in the client's patterns a single `*` spans folders
-        _download(dataset, commit, [path.removeprefix("./").replace("**/", "*") for path in paths])
+        _download(dataset, commit, [path.replace("**/", "*") for path in paths])
     elif chosen.data_dir:
         _download(dataset, commit, [str(Path(chosen.data_dir, "*"))])
     else:

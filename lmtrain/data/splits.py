@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, NonNegativeInt, PositiveInt, ValidationError
@@ -42,16 +42,19 @@ class Counts(BaseModel, strict=True, extra="forbid"):
     documents: PositiveInt
 
 
-class SplitsManifest(BaseModel, strict=True, regex_engine="python-re"):
-    """What the manifests of corpora and token stores have in common."""
+class SplitsManifest(BaseModel, strict=True):
+    """What is read in the manifest of a corpus, and of a token store too."""
 
-    file_suffixes: ClassVar[tuple[str, ...]]
-    """What is appended to the name of a split in those of its files."""
     splits: Mapping[SplitName, Counts]
 
 
-def read_splits_manifest(folder: Path, folder_format: str, form: type[SplitsManifest]) -> dict[str, Any]:
-    """Return the manifest as `read_manifest` does, if its entries are those of `form`: anybody can compute its hash."""
+def read_splits_manifest(
+    folder: Path, folder_format: str, suffixes: Sequence[str], form: type[SplitsManifest] = SplitsManifest
+) -> dict[str, Any]:
+    """Return the manifest as `read_manifest` does, if its entries are those of `form`: anybody can compute its hash.
+
+    Each split must have files with its name and each of these `suffixes`.
+    """
     manifest = read_manifest(folder, folder_format)
     try:
         splits = form.model_validate(manifest).splits
@@ -59,7 +62,7 @@ def read_splits_manifest(folder: Path, folder_format: str, form: type[SplitsMani
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))[:99]
         raise LmtrainError(f"{folder / MANIFEST} is damaged: {place}: {first['msg']}") from None
-    files = {f"{split}{suffix}" for split in splits for suffix in form.file_suffixes}
+    files = {f"{split}{suffix}" for split in splits for suffix in suffixes}
     if "train" not in splits or not files <= manifest["files"].keys():
         raise LmtrainError(f"{folder / MANIFEST} is damaged: it lacks the training split or a file")
     return manifest

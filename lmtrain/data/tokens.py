@@ -38,10 +38,9 @@ class Floor(BaseModel, strict=True):
     word_perplexity: PositiveFloat
 
 
-class StoreManifest(SplitsManifest):
+class StoreManifest(SplitsManifest, regex_engine="python-re"):
     """What is read in the manifest of a store."""
 
-    file_suffixes = (".bin",)
     splits: Mapping[SplitName, TokenCounts]
     floor: dict[str, Floor] = Field(default_factory=dict)
     corpus: Annotated[str, Field(pattern=r"\A[\w-][\w.-]*\Z")]
@@ -119,7 +118,7 @@ def open_store(folder: Path) -> TokenStore:
 
 def read_store_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a store; see `read_splits_manifest`."""
-    return read_splits_manifest(folder, FORMAT, StoreManifest)
+    return read_splits_manifest(folder, FORMAT, (".bin",), StoreManifest)
 
 
 def store_of(folder: Path, manifest: dict[str, Any]) -> TokenStore:

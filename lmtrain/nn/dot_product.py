@@ -40,7 +40,7 @@ def attend(
     | ------------------------------------------------- | -------------------------------------------------------- |
     | local, no mask, Tq > LONG and at least 2 windows  | each block of queries with the blocks of keys near it    |
     | otherwise on a GPU                                | torch's fused kernels, in the dtype of an added mask     |
-    | on a CPU, one query without gradients             | torch's fused kernel, in float32                         |
+    | on a CPU, one query, no pattern, no gradients     | torch's fused kernel, in float32                         |
     | otherwise on a CPU                                | plain; compiled, it is faster than the fused bf16 kernel |
     """
     window, length = pattern.local_window, query.shape[-2]

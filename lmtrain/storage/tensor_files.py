@@ -146,5 +146,5 @@ def _reading(file: Path) -> Iterator[None]:
     try:
         with read_errors(file):
             yield
-    except (SafetensorError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except (SafetensorError, ArithmeticError, LookupError, RuntimeError, TypeError) as error:
         raise LmtrainError(f"{file} is not a safetensors file ({error})") from error

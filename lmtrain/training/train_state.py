@@ -223,7 +223,6 @@ def restore(state: TrainState, checkpoint: Checkpoint) -> None:
     except (RuntimeError, KeyError, ValueError) as error:
         if is_out_of_memory(error):
             raise
-        reason = (str(error).splitlines() or [""])[-1].strip()
-        raise LmtrainError(f"{checkpoint.folder} does not fit this model: {reason}") from error
+        raise LmtrainError(f"{checkpoint.folder} does not fit this model: {error}") from error
     for name in vars(state.counters):
         setattr(state.counters, name, getattr(saved, name))

@@ -194,10 +194,3 @@ def test_the_lines_have_the_form_of_wikitext() -> None:
     for article, after in pairwise(words):
         if article in {"a", "an"}:
             assert (article == "an") == (after[0] in "aeiouAEIOU"), (article, after)
-
-
-def test_the_floor_is_the_mean_over_the_tokens_made() -> None:
-    split = SampleSplit(1_000, seed=5)
-    tokens = sum(len(line.split()) + 1 for line, _ in split)
-    assert tokens > 1_000
-    assert split.floor()["word_perplexity"] == pytest.approx(math.exp(split.nats / tokens), rel=1e-12)

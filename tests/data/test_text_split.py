@@ -46,12 +46,6 @@ def test_a_file_is_the_split_that_a_corpus_makes_of_it(
         assert split.replaced == sum(word not in known for word in words)
 
 
-def test_a_text_without_words_is_rejected(tmp_path: Path, store: TokenStore) -> None:
-    path = write(tmp_path / "blank.txt", b" \n\t\n")
-    with pytest.raises(LmtrainError, match=r"blank\.txt has no words: give it some text"):
-        text_split(read_lines([path], "text"), store.tokenizer, label=str(path))
-
-
 def test_an_unusable_temporary_folder_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: TokenStore
 ) -> None:

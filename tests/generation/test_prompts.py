@@ -40,6 +40,7 @@ ILL_FORMED = [
 ]
 WRONG = {
     "a.txt": [(b"", "has no prompts"), (b"\n \n", "has no prompts"), (b"a\nb\xff\n", "line 2, is not UTF-8.*byte 1")],
+    "a.json": [(b'{"prompt": "a"}', "prompts are read from a text file, one per line, or a .jsonl file")],
     "a.txt.gz": [(b"\x1f\x8b\x08", "line 1, is not UTF-8 .*, or unpack it$")],
     "a.jsonl": [
         (b"", "has no prompts"),

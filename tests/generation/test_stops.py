@@ -12,7 +12,7 @@ from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.generation.options import Options, StopKind
 from lmtrain.generation.stops import Ending, Stops
 
-LINES = ["= Title =", "", "a b . c ? d e !", "the cat sat on the mat . the cat é €", "= = Part = ="]
+LINES = ["= Title =", "", "a b . c ? d e ! e.g.", "the cat sat on the mat . the cat é €", "= = Part = ="]
 WORD = Tokenizer.train(LINES, TokenizerConfig(kind="word"))
 BPE = Tokenizer.train(LINES * 3, TokenizerConfig(kind="bpe", vocab_size=290))
 BYTE = Tokenizer.train([], TokenizerConfig(kind="byte"))
@@ -77,15 +77,20 @@ def test_the_string_that_begins_first_ends_the_text() -> None:
     assert first_end(Stops(BPE, Options(stop_strings=("t", "cat"))), ids[-1:]) == (1, Ending("stop string 'cat'", 3))
 
 
+def test_a_sign_before_a_stop_string_is_text() -> None:
+    assert first_end(Stops(BYTE, Options(stop_strings=("b",))), BYTE.encode("a@b")) == (3, Ending("stop string 'b'", 1))
+
+
 CASES = {
     "word": [
         ("line", "a b\nc", "a b\n", "line"),
         ("line", "a b . c", None, None),
-        ("sentence", "a b . c", "a b .", "sentence"),
+        ("sentence", "a e.g. b . c", "a e.g. b .", "sentence"),
         ("sentence", "d !", "d !", "sentence"),
         ("sentence", "a b\nc .", "a b\n", "line"),
         ("document", "a\n= Title =\nb", "a\n", "document"),
         ("document", "a\n= = Part = =\nb", None, None),
+        ("none", "a\n= Title =\nb", None, None),
     ],
     "bpe": [
         ("line", "a b.\nc", "a b.\n", "line"),

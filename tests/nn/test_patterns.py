@@ -5,7 +5,6 @@ Shapes: B rows, H heads, T positions, D features per head.
 
 import math
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -129,6 +128,7 @@ def test_cross_attention_of_any_widths_equals_a_loop_and_attends_to_its_memory_a
     torch.manual_seed(0)
     widths = {"key_dim": 5, "value_dim": 6, "output_dim": 9, "head_dim": 7, "value_head_dim": 3}
     layer = CrossAttention(8, 2, **widths, qk_norm=True).double()
+    assert (layer.query.out_features, layer.value.out_features) == (2 * 7, 2 * 3)
     query, key, value = (torch.randn(2, n, w, dtype=torch.float64) for n, w in ((4, 8), (7, 5), (7, 6)))
     mask = padding_mask(torch.arange(7) < torch.tensor([[7], [3]])) if padded else None
     keep = torch.ones(2, 1, 1, 7, dtype=torch.bool) if mask is None else mask
@@ -182,7 +182,13 @@ def test_heads_whose_values_differ_in_width_equal_a_loop_with_matrices_of_each_h
         CrossAttention(6, 3, value_head_dim=widths[:2])
 
 
-@pytest.mark.parametrize("options", [{"value_head_dim": [3, 1, 5], "output_dim": 4}, {"dropout": 0.5}], ids=str)
-def test_in_eval_the_result_is_the_same_with_weights(options: dict[str, Any]) -> None:
-    layer, x, memory = CrossAttention(6, 3, **options).eval(), torch.randn(2, 4, 6), torch.randn(2, 7, 6)
-    torch.testing.assert_close(layer.with_weights(x, memory)[0], layer(x, memory))
+@pytest.mark.parametrize("training", [True, False])
+def test_the_result_is_the_same_with_weights_which_are_those_before_dropout(training: bool) -> None:
+    layer = CrossAttention(6, 3, value_head_dim=[3, 1, 5], output_dim=4, dropout=0.5).train(training)
+    x, memory = torch.randn(2, 4, 6), torch.randn(2, 7, 6)
+    torch.manual_seed(1)
+    expected = layer(x, memory)
+    torch.manual_seed(1)
+    result, weights = layer.with_weights(x, memory)
+    torch.testing.assert_close(result, expected)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 4))

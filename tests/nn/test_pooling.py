@@ -107,6 +107,7 @@ def test_pool_equals_its_definition_written_out(query: PoolQuery, residual: Pool
     x = torch.randn(2, 37, 8, dtype=torch.float64)
     out = pool(x)
     states = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    assert (pool.slope is None) == (query == "seed")
     slope = [0.0, 0.0] if pool.slope is None else [math.log1p(math.exp(raw)) for raw in pool.slope.tolist()]
     for b in range(2):
         for t in (0, 1, 31, 32, 36):

@@ -42,6 +42,7 @@ def test_a_run_has_its_tokenizer_in_its_folder(name: str, folder: Path, lmtrain:
     assert completion["text"]
     whole = lmtrain("eval", "--run", "elsewhere/book", "--text", "book.txt")
     assert whole.out.splitlines()[1].split()[:2] == (["bits", "per"] if name in EXACT else ["token", "perplexity"])
+    assert lmtrain("train", "--resume", "elsewhere/book").code == 0
 
 
 def test_a_run_that_continues_without_the_field_keeps_its_tokenizer(folder: Path, lmtrain: Lmtrain) -> None:
