@@ -85,6 +85,14 @@ def test_a_size_too_small_for_the_kind_that_was_chosen_is_named(tmp_path: Path) 
         tokenize(corpus, TokenizerConfig(vocab_size=100))
 
 
+def test_unknown_words_are_named_for_each_split(tmp_path: Path, notes: list[str]) -> None:
+    documents = {"train": [["a a a b <unk> c , ."]], "valid": [["a a new <unk>"]], "test": [["a a"]]}
+    tokenize(corpus_of(tmp_path / "tiny", documents), TokenizerConfig(kind="word", vocab_size=4))
+    assert notes[-1] == (
+        "the tokenizer does not know all words: <unk> replaces 33.3% (train), 20% (valid), 0% (test) of the tokens"
+    )
+
+
 def test_the_beginning_of_a_text_ends_before_a_character_that_is_cut(tmp_path: Path) -> None:
     (tmp_path / "accents.txt").write_text("é" * 10)
     assert beginning(tmp_path / "accents.txt", 5) == "éé"
