@@ -1,14 +1,13 @@
 """Text in local files: their lines, streamed, from plain text and from rows (JSON, CSV, parquet).
 
 A line comes as (text without its end, whether a document is known to start there). Each row is a document, of one line
-or several. Plain text does not say where one starts, except where a split is several files with names of their own:
-each of them is a document. All but parquet may be compressed.
+or several. Plain text does not say where one starts, except where a split is several files: each of them is a document.
+All but parquet may be compressed.
 """
 
 import csv
 import json
 import os
-import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from io import BufferedReader, TextIOWrapper
@@ -26,9 +25,6 @@ _PROSE = (".txt", ".text", ".md", ".rst", ".org", ".tex", ".html", ".htm", ".tok
 _OR_EXTRACT = "unpack it if it is an archive, or export it as plain text"
 MAX_LINE_LENGTH = 256 << 20
 """Characters: a longer line is rejected, because later steps hold a line in memory."""
-
-SHARD = re.compile(r"-(\d+)-of-(\d+)$")
-"""The end of the name of one of several files that are one text, without its extensions."""
 
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 """The names that pyarrow has for the compression of files with these extensions."""
@@ -63,7 +59,6 @@ def read_lines(paths: Sequence[Path], text_column: str) -> Iterator[tuple[str, b
     file is not text. A NUL byte is rejected, as a sign of another encoding; other control characters are text. Raises
     LmtrainError, naming the file and the line or row, if the content can't be read.
     """
-    are_documents = len(paths) > 1 and not all(SHARD.search(plain(path).stem) for path in paths)
     for path in paths:
         if not os.path.isfile(path):  # noqa: PTH113 -- Path.is_file raises OSError for a name that is too long
             raise LmtrainError(f"{path} is not a text file: name an existing file")
@@ -71,7 +66,7 @@ def read_lines(paths: Sequence[Path], text_column: str) -> Iterator[tuple[str, b
             yield from row_lines(READERS[kind(path)](path, text_column))
         else:
             for number, text in enumerate(_file_lines(path)):
-                yield text, are_documents and number == 0
+                yield text, len(paths) > 1 and number == 0
 
 
 def row_lines(rows: Iterable[str]) -> Iterator[tuple[str, bool]]:

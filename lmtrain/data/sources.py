@@ -14,7 +14,7 @@ from lmtrain.config.schema import DataConfig
 from lmtrain.data import local
 from lmtrain.data.hub import fetch
 from lmtrain.data.sample import SampleSplit
-from lmtrain.data.split_files import find_splits, listed, name_in, reject_dangling
+from lmtrain.data.split_files import find_splits, listed, name_in
 from lmtrain.data.splits import Text
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.storage.files import read_errors, sha256_bytes, sha256_file
@@ -90,7 +90,6 @@ def _check_hub_id(source: str) -> None:
     path, siblings = Path(source), []
     with suppress(OSError, ValueError, RuntimeError):  # no such folder or ~user, or a name that no path can have
         path = path.expanduser()
-        reject_dangling(path)
         siblings = [*map(str, path.parent.iterdir())]
     if (
         _HUB_ID.fullmatch(source)
