@@ -1,11 +1,9 @@
 """What `data.source` names: the built-in sample, a corpus of the hub, or local text; and how its lines are read."""
 
-import difflib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,9 +29,7 @@ KNOWN = ("sample", *_WIKITEXT_SUBSETS)
 """Names that mean the same on all machines."""
 
 _NOT_NAME = re.compile(r"[^\w.-]")
-_MAX_STEM_BYTES = 190
-"""Bytes of a source's name in the name of its folder, so that the names made from that fit into 255."""
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+", re.ASCII)
 
 _SAMPLE_SEEDS = {"train": 1, "valid": 2, "test": 3}
 
@@ -67,7 +63,11 @@ def find_source(data: DataConfig) -> Source:
     if path := local_path(data.source):
         _reject_fields(data, "subset", "revision")
         return _local(path, data)
-    _check_hub_id(data.source)
+    if not _HUB_ID.fullmatch(data.source) or local.kind(Path(data.source)) in (*local.SUFFIXES, *local.READERS):
+        raise LmtrainError(
+            f"data.source={data.source[:200]} is not a file or folder here, not a hub id (owner/name) and none of "
+            f"{', '.join(KNOWN)}"
+        )
     return _hub(data, data.source, data.subset, data.revision)
 
 
@@ -83,26 +83,6 @@ def local_path(source: str) -> Path | None:
     """Return the file or folder that `data.source` names; None for a known name, a hub id, or a missing path."""
     path = os.path.expanduser(source)  # noqa: PTH111 -- leaves an unknown ~user as it is
     return Path(path) if source not in KNOWN and os.path.exists(path) else None  # noqa: PTH110 -- of any length
-
-
-def _check_hub_id(source: str) -> None:
-    """Raise LmtrainError if `source`, which is not a path here, can't be the name of a dataset on the hub."""
-    path, siblings = Path(source), []
-    with suppress(OSError, ValueError, RuntimeError):  # no such folder or ~user, or a name that no path can have
-        path = path.expanduser()
-        siblings = [*map(str, path.parent.iterdir())]
-    if (
-        _HUB_ID.fullmatch(source)
-        and not source.startswith(".")
-        and local.kind(path) not in (*local.SUFFIXES, *local.READERS)
-    ):
-        return
-    near = difflib.get_close_matches(source, [*dict.fromkeys([*KNOWN, *siblings])], n=2, cutoff=0.75)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    raise LmtrainError(
-        f"data.source={source[:200]} is not a file or folder here, not a hub id (owner/name) and none of "
-        f"{', '.join(KNOWN)}{hint}"
-    )
 
 
 def _local(path: Path, data: DataConfig) -> Source:
@@ -121,19 +101,11 @@ def _local(path: Path, data: DataConfig) -> Source:
     def read() -> Text:
         for split, paths in files.items():
             log.info(f"{split} split: {listed(path, paths)}")
-        splits = {split: _read_unchanged(paths, data.text_column, hashes) for split, paths in files.items()}
+        splits = {split: local.read_lines(paths, data.text_column) for split, paths in files.items()}
         return Text(splits, {}, is_one_file)
 
-    name = _NOT_NAME.sub("_", path.resolve().stem.lstrip(".")).encode()[:_MAX_STEM_BYTES].decode(errors="ignore")
+    name = _NOT_NAME.sub("_", path.resolve().stem.lstrip("."))
     return Source(f"{name or 'text'}-{sha256_bytes(json.dumps(origin).encode())[:8]}", origin, read)
-
-
-def _read_unchanged(paths: Sequence[Path], text_column: str, hashes: Mapping[Path, str]) -> Iterator[tuple[str, bool]]:
-    """The lines of `paths`. Raises LmtrainError at their end if a file no longer has its hash."""
-    yield from local.read_lines(paths, text_column)
-    for path in paths:
-        if sha256_file(path) != hashes[path]:
-            raise LmtrainError(f"{path} changed while it was read: try again when nothing writes to it")
 
 
 def _sample(data: DataConfig) -> Source:

@@ -12,11 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lmtrain.config.schema import DataConfig, TokenizerConfig
+from lmtrain.config.schema import DataConfig
 from lmtrain.data import sample
 from lmtrain.data.corpus import Corpus, make_corpus, open_corpus
-from lmtrain.data.sources import Source, find_source
-from lmtrain.data.tokenizing import tokenize
+from lmtrain.data.sources import find_source
 from lmtrain.errors import LmtrainError, UsageError
 from tests.data.helpers import lines, parquet, starts, write
 from tests.helpers import messages
@@ -98,25 +97,6 @@ def test_rows_that_are_wikitext_lines_start_documents_at_titles_only(load: Impor
     made = load(texts)
     assert starts(made, "train") == [0, 9]
     assert starts(made, "valid") == [0, 5]
-
-
-def test_a_text_that_grows_while_it_is_read_is_rejected(
-    load: Importer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    book = write(tmp_path / "book.txt", "a b c d\n" * 40)
-
-    def find_and_append(data: DataConfig) -> Source:
-        source = find_source(data)
-        with book.open("a") as file:
-            file.write("more\n")
-        return source
-
-    with monkeypatch.context() as patch:
-        patch.setattr("lmtrain.data.corpus.find_source", find_and_append)
-        with pytest.raises(LmtrainError, match=r"book\.txt changed while it was read: try again"):
-            load(book)
-    assert not any(load.dir.iterdir())
-    assert lines(load(book), "test")[-1] == "more"
 
 
 @pytest.mark.parametrize("content", ["", " \n\n\t\n"])
@@ -234,24 +214,13 @@ def test_an_empty_folder_is_not_made_again(load: Importer, small: Path) -> None:
     assert not any("again" in note for note in load.notes)
 
 
-NOTHING = ("books/trian.json", "/nowhere/at/all", "a/b/c", "a\0b", "x" * 5_000, "~nosuchuser/text", "../a")
-
-
 @pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("wikitext2", "did you mean wikitext-2"),
-        ("sampel", r"did you mean sample\?"),
-        ("books/trian.txt", r"not a file or folder here.*did you mean books/train\.txt"),
-        *((name, "not a file or folder here, not a hub id") for name in NOTHING),
-    ],
+    "source",
+    ["wikitext2", "books/trian.json", "/nowhere/at/all", "a/b/c", "a\0b", "x" * 5_000, "~nosuchuser/text", "../a"],
 )
 @pytest.mark.usefixtures("folder")
-def test_an_unknown_source_is_named_with_what_it_may_be(load: Importer, source: str, message: str) -> None:
-    Path("books").mkdir()
-    Path("sample").mkdir()
-    write(Path("books", "train.txt"), "a\n")
-    with pytest.raises(LmtrainError, match=message):
+def test_an_unknown_source_is_named_with_what_it_may_be(load: Importer, source: str) -> None:
+    with pytest.raises(LmtrainError, match=r"not a file or folder here, not a hub id .* none of sample, wikitext-2"):
         load(source)
 
 
@@ -261,15 +230,6 @@ def test_an_existing_path_wins_over_a_hub_id(load: Importer) -> None:
     write(Path("owner/name/train.txt"), "mine\n")
     write(Path("owner/name/valid.txt"), "mine\n")
     assert lines(load("owner/name"), "train") == ["mine"]
-
-
-@pytest.mark.parametrize("letter", ["x", "é", "漢"])
-def test_a_name_of_any_length_can_be_used(load: Importer, tmp_path: Path, letter: str) -> None:
-    longest = letter * (251 // len(letter.encode()))
-    made = load(write(tmp_path / f"{longest}.txt", "a b\n" * 30))
-    assert longest.startswith(made.folder.name.partition("-")[0])
-    store = tokenize(made, TokenizerConfig(kind="word", vocab_size=1_000_000))
-    assert list(store.splits) == ["train", "valid", "test"]
 
 
 def test_names_in_another_encoding_can_be_used(load: Importer, texts: Path) -> None:
