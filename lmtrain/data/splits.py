@@ -21,7 +21,6 @@ from lmtrain.system.messages import log, shows_bars
 
 _HEADING = re.compile(r" ?= [^=\s](?:.*[^=\s])? = ?")
 _WORD = re.compile(r"\S+")
-_FEW = 20
 
 SHARE = 0.05
 """The part of a text that is cut off for a validation or test split."""
@@ -140,7 +139,7 @@ def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str) ->
     a space or tab. If `SHARE` of the text is more than `HELD_OUT` bytes, a share is the fraction that these are of the
     text.
 
-    Return the counts of each split. Raises LmtrainError when there are fewer than 20 words, or no place for a cut.
+    Return the counts of each split. Raises LmtrainError if one has no words.
     """
     path = folder / "whole.txt"
     whole = write_split(folder, "whole", lines, source)
@@ -148,27 +147,17 @@ def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str) ->
     share = min(SHARE, HELD_OUT / whole["bytes"])
     parts = dict.fromkeys(splits, share) | {splits[0]: 1 - share * (len(splits) - 1)}
     ends = np.cumsum(list(parts.values()))[:-1]
-    if whole["words"] < _FEW:
-        raise LmtrainError(
-            f"{source} has no validation split, and its {whole['words']} words are too few to split one off: "
-            f"give {_FEW} words or more (lines, if it has no spaces), or a folder with train.txt and valid.txt"
-        )
     bounds: list[int] = []
     if share * len(starts) >= 1:
-        bounds = starts[_whole_units(ends, len(starts))].tolist()
+        bounds = starts[np.round(ends * len(starts)).astype(int)].tolist()
     if bounds and all(0.5 <= size / (share * whole["bytes"]) <= 2 for size in _bytes_from(path, bounds)):
         unit = "documents"
-    elif whole["lines"] >= _FEW and _longest_line(path) <= 2 * SHARE * whole["bytes"]:
-        unit, bounds = "lines", _whole_units(ends, whole["lines"]).tolist()
+    elif whole["lines"] >= 20 and _longest_line(path) <= 2 * SHARE * whole["bytes"]:
+        unit, bounds = "lines", np.round(ends * whole["lines"]).astype(int).tolist()
     else:
         unit = "words"
         places = [*(ends * whole["bytes"]).astype(int).tolist(), whole["bytes"]]
         (*bounds, whole["lines"]), starts = _end_lines(path, places, starts)
-        if bounds[0] == 0:
-            raise LmtrainError(
-                f"{source} has no validation split, and no space or newline to split one off at: add newlines, or give "
-                "a folder with train.txt and valid.txt"
-            )
     percent = ", ".join(f"{100 * part:.3g}% {split}" for split, part in parts.items())
     log.info(f"no validation split: the {unit} are split, in order, into {percent}")
     is_start = np.zeros(whole["lines"], bool)
@@ -181,11 +170,6 @@ def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str) ->
     path.unlink()
     path.with_suffix(".docs.npy").unlink()
     return counts
-
-
-def _whole_units(ends: np.ndarray, units: int) -> np.ndarray:
-    """Where the splits after the first begin, in units of which each split has at least one; `ends` are fractions."""
-    return np.minimum(np.round(ends * units).astype(int), units - np.arange(len(ends), 0, -1))
 
 
 def _bytes_from(path: Path, bounds: Sequence[int]) -> list[int]:
