@@ -72,8 +72,7 @@ class TokenizerConfig(Section):
     """Use this tokenizer.json (of a run, a token store or any published model) instead of training one; `kind` and
     `vocab_size` then have no effect."""
     eos_token: str | None = Field(None, min_length=1)
-    """The token of `file` that ends each document. null = the one that a tokenizer_config.json or
-    special_tokens_map.json beside it names, or else a common one such as `<|endoftext|>` or `</s>`."""
+    """The token of `file` that ends each document. null = a common one such as `<|endoftext|>` or `</s>`."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

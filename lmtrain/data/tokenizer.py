@@ -146,7 +146,7 @@ class Tokenizer:
             backend, document = tokenizer_file.parse(content)
             description = Description.read(document)
             if description is None:
-                description = external_tokenizer.describe(path, backend, document, eos_token)
+                description = external_tokenizer.describe(backend, document, eos_token)
                 content = description.added_to(document)
             elif eos_token not in (None, description.eos):
                 raise ValueError(

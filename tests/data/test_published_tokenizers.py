@@ -21,10 +21,8 @@ TEXT = st.lists(st.sampled_from(WORDS)).map("".join) | st.text(st.characters(cod
 EVERY_SHAPE = pytest.mark.parametrize("name", SHAPES)
 
 
-def write(folder: Path, name: str, **beside: object) -> Path:
-    """The tokenizer.json of a shape in a folder, and files beside it."""
-    for other, content in beside.items():
-        (folder / f"{other}.json").write_text(json.dumps(content))
+def write(folder: Path, name: str) -> Path:
+    """The tokenizer.json of a shape in a folder."""
     path = folder / "tokenizer.json"
     path.write_text(published(name))
     return path
@@ -132,23 +130,11 @@ def test_a_store_has_one_end_of_text_token_for_each_document(name: str, tmp_path
     assert (name in EXACT) != ("the tokenizer does not restore the text exactly" in str(notes))
 
 
-def test_the_end_of_text_token_is_given_or_named_beside_the_file_or_has_a_usual_name(tmp_path: Path) -> None:
-    def end(eos_token: str | None = None, **beside: object) -> str:
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        folder.mkdir()
-        return Tokenizer.load(write(folder, "llama2", **beside), eos_token).eos_token
-
-    assert end() == "</s>"
-    assert end(tokenizer_config={"eos_token": None}, special_tokens_map={"eos_token": {"content": "<s>"}}) == "<s>"
-    assert end(tokenizer_config={"eos_token": "<s>"}, special_tokens_map={"eos_token": "</s>"}) == "<s>"
-    assert end(tokenizer_config=["eos_token"], special_tokens_map={"eos_token": "missing"}) == "</s>"
-    assert end("<0x00>", tokenizer_config={"eos_token": "<s>"}) == "<0x00>"
+def test_the_end_of_text_token_is_given_or_has_a_usual_name(tmp_path: Path) -> None:
+    path = write(tmp_path, "llama2")
+    assert [Tokenizer.load(path, given).eos_token for given in (None, "<s>")] == ["</s>", "<s>"]
     with pytest.raises(LmtrainError, match=r"has no token 'the end': set tokenizer\.eos_token to one that it has"):
-        end("the end")
-    (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(LmtrainError, match=r"tokenizer_config\.json beside it is damaged; set tokenizer\.eos_token"):
-        Tokenizer.load(write(tmp_path, "llama2"))
-    assert Tokenizer.load(write(tmp_path, "llama2"), "</s>").eos_id == 2
+        Tokenizer.load(path, "the end")
 
 
 def test_a_file_without_an_end_of_text_token_names_the_field(tmp_path: Path) -> None:
