@@ -14,7 +14,7 @@ from lmtrain.config.schema import DataConfig
 from lmtrain.data.sample import SampleSplit
 from lmtrain.data.sources import KNOWN, find_source
 from lmtrain.data.splits import Text, cut_split, read_splits_manifest, write_split
-from lmtrain.errors import LmtrainError, UnreadableError
+from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import MANIFEST, new_folder, recover, sha256_bytes, verify
 from lmtrain.system.messages import log
 
@@ -81,14 +81,10 @@ def make_corpus(data: DataConfig, *, force: bool = False) -> Corpus:
 def undamaged(folder: Path, read: Callable[[Path], dict[str, Any]], entries: dict[str, Any]) -> dict[str, Any] | None:
     """Return the manifest of `folder`, which `read` returns, if it has these entries and the files are undamaged; if
     not, a message says why.
-
-    Raises UnreadableError if the system denies reading it.
     """
     try:
         manifest = read(folder)
         verify(folder, manifest["files"])
-    except UnreadableError:
-        raise
     except LmtrainError as error:
         if (folder / MANIFEST).exists():
             log.info(f"making {folder} again: {error}")

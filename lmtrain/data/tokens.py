@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveIn
 
 from lmtrain.data.splits import Counts, SplitName, SplitsManifest, read_splits_manifest
 from lmtrain.data.tokenizer import Tokenizer
-from lmtrain.errors import LmtrainError, UnreadableError
+from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import MANIFEST, parse_manifest, read_errors, sha256_bytes, verify
 from lmtrain.storage.run_folder import TOKENIZER
 from lmtrain.system.messages import log
@@ -143,8 +143,7 @@ def find_store(data_dir: Path, sha256: str | None) -> TokenStore | None:
     """Return the store in `data_dir` with this `sha256`, whatever its folder is called; None if there is none.
 
     None matches no store: a run of an earlier version has no hash. A folder whose manifest can't be read does not
-    count, nor does a damaged store, and a warning says what is wrong with it. Raises UnreadableError if the system
-    denies reading the other files of the store.
+    count, nor does a damaged store, and a warning says what is wrong with it.
     """
     if not os.path.isdir(data_dir):  # noqa: PTH112 -- Path raises PermissionError below another user's home
         return None
@@ -156,8 +155,6 @@ def find_store(data_dir: Path, sha256: str | None) -> TokenStore | None:
         if _content_sha256(manifest) == sha256:
             try:
                 return open_store(path.parent)
-            except UnreadableError:
-                raise
             except LmtrainError as error:
                 log.warning(f"{error}: it is not used")
     return None

@@ -5,20 +5,18 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from lmtrain.config.schema import DataConfig, TokenizerConfig
-from lmtrain.data import corpus as corpus_module
 from lmtrain.data import tokenizer as tokenizer_module
 from lmtrain.data import tokens as tokens_module
-from lmtrain.data.corpus import Corpus, make_corpus, open_corpus
+from lmtrain.data.corpus import make_corpus, open_corpus
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.data.tokenizing import tokenize
-from lmtrain.data.tokens import TokenStore, find_store, open_store
-from lmtrain.errors import LmtrainError, UnreadableError
+from lmtrain.data.tokens import find_store, open_store
+from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import MANIFEST
 from lmtrain.storage.run_folder import TOKENIZER
 from tests.data.helpers import CONFIGS, DOCUMENTS, KINDS, corpus_of, make_store
@@ -153,27 +151,6 @@ def test_a_store_of_another_configuration_is_made_again(tmp_path: Path, notes: l
     assert "configuration has changed" in notes[0]
 
 
-def test_a_store_that_cannot_be_read_is_not_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
-) -> None:
-    """For nothing says that it is damaged. The same holds for a corpus."""
-    store = make_store(tmp_path)
-    for make in (
-        lambda: tokenize(open_corpus(tmp_path / "tiny"), CONFIGS["word"]),
-        lambda: make_corpus(DataConfig(source="sample", sample_tokens=1000, dir=tmp_path)),
-    ):
-        found: TokenStore | Corpus = make()
-        before = sorted(found.folder.iterdir())
-        notes.clear()
-        with monkeypatch.context() as patched:
-            patched.setattr(corpus_module, "verify", Mock(side_effect=UnreadableError("Permission denied")))
-            with pytest.raises(UnreadableError):
-                make()
-        assert sorted(found.folder.iterdir()) == before
-        assert notes == []
-    assert open_store(store.folder).sha256 == store.sha256
-
-
 def test_an_unfinished_store_is_not_found(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     store.folder.rename(tmp_path / ".tmp-store-0123abcd")
@@ -212,10 +189,3 @@ def test_downloading_and_tokenizing_load_no_large_library() -> None:
     code += "print({'torch', 'datasets', 'pyarrow'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
-
-
-def test_a_store_that_cannot_be_read_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = make_store(tmp_path)
-    monkeypatch.setattr(tokens_module, "verify", Mock(side_effect=UnreadableError("Permission denied")))
-    with pytest.raises(UnreadableError):
-        find_store(tmp_path, store.sha256)
