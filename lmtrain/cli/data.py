@@ -1,9 +1,5 @@
 """`lmtrain download` and `lmtrain tokenize`."""
 
-from typing import Annotated
-
-import typer
-
 from lmtrain.cli.options import ConfigFile, Json, Overrides, Quiet, Source, arguments
 from lmtrain.cli.output import show, table
 
@@ -12,7 +8,6 @@ def download(
     source: Source = None,
     overrides: Overrides = None,
     config: ConfigFile = None,
-    force: Annotated[bool, typer.Option("--force", help="Write the corpus again even if it exists.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -25,7 +20,7 @@ def download(
     from lmtrain.data.corpus import make_corpus
 
     data = load(config, with_source(arguments(source, overrides))).data
-    corpus = make_corpus(data, force=force)
+    corpus = make_corpus(data)
     show({"folder": str(corpus.folder), **corpus.manifest}, f"{corpus.folder}\n{table(corpus.splits)}", as_json)
 
 

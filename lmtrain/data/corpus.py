@@ -52,7 +52,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return read_splits_manifest(folder, FORMAT, (".txt", ".docs.npy"))
 
 
-def make_corpus(data: DataConfig, *, force: bool = False) -> Corpus:
+def make_corpus(data: DataConfig) -> Corpus:
     """Return the corpus of `data.source`: an existing one if source and content are unchanged, else a new one.
 
     What killed processes left unfinished in `data.dir` is deleted first.
@@ -63,7 +63,7 @@ def make_corpus(data: DataConfig, *, force: bool = False) -> Corpus:
         log.info(f"data.source={data.source} is the known corpus of that name; for the path write ./{data.source}")
     source = find_source(data)
     folder = data.dir / source.folder
-    if not force and (manifest := undamaged(folder, _read_manifest, {"origin": source.origin})) is not None:
+    if (manifest := undamaged(folder, _read_manifest, {"origin": source.origin})) is not None:
         return Corpus(folder, manifest)
     reject_foreign(folder)
     log.info(f"making corpus {folder} from {data.source}")

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -107,12 +108,12 @@ def prepare(environment: dict[str, str]) -> None:
     patch("time.sleep").start()
 
 
-def attempt(fields: dict[str, Any], force: bool, broken: tuple[str, Exception] | None) -> tuple[Any, str]:
+def attempt(fields: dict[str, Any], broken: tuple[str, Exception] | None) -> tuple[Any, str]:
     """In that process: the manifest that a download gives, or the message that it fails with; and what stderr had."""
     fault = patch(broken[0], side_effect=broken[1]) if broken else nullcontext()
     with redirect_stderr(io.StringIO()) as stderr, log_level(logging.WARNING), fault:
         try:
-            return make_corpus(DataConfig(**fields), force=force).manifest, stderr.getvalue()
+            return make_corpus(DataConfig(**fields)).manifest, stderr.getvalue()
         except LmtrainError as error:
             return str(error), stderr.getvalue()
 
@@ -125,11 +126,13 @@ class Client:
     dir: Path
 
     def __call__(
-        self, source: str, *, force: bool = True, broken: tuple[str, Exception] | None = None, **fields: Any
+        self, source: str, *, again: bool = True, broken: tuple[str, Exception] | None = None, **fields: Any
     ) -> Any:
-        """The corpus's manifest, or the message that the download fails with."""
+        """The corpus's manifest, or the message that the download fails with; `again`: without the corpora so far."""
+        if again and self.dir.exists():
+            shutil.rmtree(self.dir)
         asked = {"source": source, "dir": self.dir, **fields}
-        result, stderr = self.pool.submit(attempt, asked, force, broken).result()
+        result, stderr = self.pool.submit(attempt, asked, broken).result()
         assert stderr == ""
         if isinstance(result, str):
             assert not [part for part in ("\n", TOKEN, "://") if part in result]

@@ -96,7 +96,7 @@ def test_a_corpus_is_what_the_dataset_holds(hub: Hub, online: Client, home: Path
         assert manifest["splits"][split]["documents"] == 1_500
     assert not list(home.rglob("*.arrow")), "the hub's files are the only copy"
     seen = len(hub.requests)
-    online("own/plain", force=False)
+    online("own/plain", again=False)
     assert len(hub.requests) == seen, "an unchanged corpus needs no request"
 
 
