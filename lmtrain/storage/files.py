@@ -69,14 +69,9 @@ def make_folders(path: Path) -> None:
     """Make a folder and its missing parents, and flush them to disk. Raises LmtrainError if that fails."""
     with write_errors(path):
         for folder in [*reversed(path.parents), path]:
-            if folder.is_dir():
-                continue
-            try:
+            if not folder.is_dir():
                 disk.make_folder(folder)
-            except FileExistsError:
-                if not folder.is_dir():  # if it is a folder, another process made it first
-                    raise
-            disk.sync(folder.parent)
+                disk.sync(folder.parent)
 
 
 @contextmanager

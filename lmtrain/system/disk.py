@@ -14,8 +14,8 @@ from typing import BinaryIO
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder; it must not exist, and its parent must."""
-    path.mkdir()
+    """Create a folder, unless another process just did; its parent must exist."""
+    path.mkdir(exist_ok=True)
 
 
 def write(path: Path, data: bytes | list[memoryview]) -> None:

@@ -149,18 +149,6 @@ def test_a_folder_is_left_alone_while_its_writer_lives_and_deleted_after(tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_a_folder_that_another_process_makes_meanwhile_is_not_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def late(path: Path) -> None:
-        path.mkdir()
-        raise FileExistsError
-
-    monkeypatch.setattr(disk, "make_folder", late)
-    files.make_folders(tmp_path / "a" / "b")
-    assert (tmp_path / "a" / "b").is_dir()
-
-
 def test_a_new_file_has_the_permissions_that_the_user_has_set(tmp_path: Path) -> None:
     before = os.umask(0o002)
     try:
