@@ -17,8 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lmtrain.config.base import SURROGATE
-from lmtrain.errors import LmtrainError, UnreadableError
+from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import read_errors
 
 _DTYPES = {
@@ -108,8 +107,6 @@ def open_files(files: Iterable[Path]) -> dict[str, LazyTensor]:
     """
     pieces: dict[str, list[_Piece]] = {}
     for file in files:
-        if SURROGATE.search(str(file)):  # how Python represents bytes that are not UTF-8
-            raise UnreadableError(f"{file} can't be read: rename the folder in its path whose name is not UTF-8")
         with _reading(file):
             opened: Any = safe_open(file, "pt")
             for name in opened.keys():  # noqa: SIM118 -- it is not a mapping

@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 
 from lmtrain.config.schema import Config
-from lmtrain.errors import LmtrainError, UnreadableError
+from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder, tensor_files
 from tests.storage.helpers import leftovers
 
@@ -118,13 +118,6 @@ def test_choosing_by_name(tmp_path: Path) -> None:
     assert run_checkpoints.choose(tmp_path, "last").name == "step-100000000"
     with pytest.raises(LmtrainError, match="its checkpoints: 3, 10, 99999999, 100000000"):
         run_checkpoints.choose(tmp_path, "4")
-
-
-def test_a_run_in_a_folder_whose_name_is_not_utf8_is_not_damaged(tmp_path: Path) -> None:
-    """The library of the tensors can't open it; renaming the folder is enough."""
-    folder = _save(tmp_path / os.fsdecode(b"runs\xff"), 1)
-    with pytest.raises(UnreadableError, match="rename the folder in its path whose name is not UTF-8"):
-        checkpoint.load(folder)
 
 
 def test_a_run_is_found_by_path_by_name_or_as_the_latest(tmp_path: Path, tiny: Config) -> None:
