@@ -8,7 +8,6 @@ All but parquet may be compressed.
 import csv
 import json
 import os
-from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from io import BufferedReader, TextIOWrapper
 from pathlib import Path
@@ -22,7 +21,6 @@ CODE = (
 )
 """The extensions of source code."""
 _PROSE = (".txt", ".text", ".md", ".rst", ".org", ".tex", ".html", ".htm", ".tokens", ".raw")
-_OR_EXTRACT = "unpack it if it is an archive, or export it as plain text"
 MAX_LINE_LENGTH = 256 << 20
 """Characters: a longer line is rejected, because later steps hold a line in memory."""
 
@@ -136,18 +134,14 @@ def _file_lines(path: Path) -> Iterator[str]:
                     raise LmtrainError(
                         f"{path} has a line of over {MAX_LINE_LENGTH >> 20} MiB{_after(number)}: break it up"
                     )
-                if "\0" in line:
-                    raise LmtrainError(
-                        f"{path} has a NUL byte{_after(number)}: remove it, for example with tr -d '\\0', convert the "
-                        f"file if it is in UTF-16, with iconv -t UTF-8 -f UTF-16LE (or UTF-16BE), {_OR_EXTRACT}"
-                    )
+                if "\0" in line:  # as in UTF-16, and in archives
+                    raise UnicodeError
                 number += 1
                 yield line.removesuffix("\n")
-    except UnicodeDecodeError as error:
-        if number == 0 and error.object.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
-            raise LmtrainError(f"{path} is text in UTF-16: convert it, with iconv -f UTF-16 -t UTF-8") from None
+    except UnicodeError:
         raise LmtrainError(
-            f"{path} is not UTF-8 text{_after(number)}: convert it, for example with iconv, {_OR_EXTRACT}"
+            f"{path} is not plain text in UTF-8{_after(number)}: convert it, for example with iconv -f UTF-16 -t UTF-8,"
+            " unpack it if it is an archive, or export it as plain text"
         ) from None
     except OSError as error:
         reason = error.strerror or error
