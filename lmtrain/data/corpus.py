@@ -73,8 +73,6 @@ def make_corpus(data: DataConfig) -> Corpus:
         info["splits"] = _write(temporary, text, data.source)
         if floor := {split: own.floor() for split, own in text.splits.items() if isinstance(own, SampleSplit)}:
             info["floor"] = floor
-    if "test" not in info["splits"]:
-        log.info(f"{data.source} has no test split: train and valid only")
     return open_corpus(folder)
 
 

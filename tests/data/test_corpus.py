@@ -125,13 +125,12 @@ def test_single_file_is_cut_at_documents(load: Importer, tmp_path: Path) -> None
     assert starts(made, "train") == list(range(0, 36, 2))
 
 
-def test_missing_valid_is_cut_from_train_and_missing_test_is_noted(load: Importer, texts: Path) -> None:
+def test_missing_valid_is_cut_from_train(load: Importer, texts: Path) -> None:
     write(texts / "train.txt", "".join(f"line {number}\n" for number in range(40)))
     made = load(texts)
     assert list(made.splits) == ["train", "valid"]
     assert lines(made, "valid") == ["line 38", "line 39"]
     assert any("no validation split" in note for note in load.notes)
-    assert any("has no test split" in note for note in load.notes)
     write(texts / "test.txt", "held out\n")
     assert lines(load(texts), "test") == ["held out"]
 
