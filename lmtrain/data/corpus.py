@@ -15,7 +15,7 @@ from lmtrain.data.sample import SampleSplit
 from lmtrain.data.sources import KNOWN, find_source
 from lmtrain.data.splits import Text, cut_split, read_splits_manifest, write_split
 from lmtrain.errors import LmtrainError
-from lmtrain.storage.files import MANIFEST, new_folder, recover, sha256_bytes, verify
+from lmtrain.storage.files import MANIFEST, new_folder, recover, sha256_bytes
 from lmtrain.system.messages import log
 
 FORMAT = "lmtrain-corpus/1"
@@ -44,12 +44,8 @@ class Corpus:
 
 
 def open_corpus(folder: Path) -> Corpus:
-    """Open a corpus folder. Raises LmtrainError when it is missing, foreign or truncated."""
-    return Corpus(folder, _read_manifest(folder))
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    return read_splits_manifest(folder, FORMAT, (".txt", ".docs.npy"))
+    """Open a corpus folder and check its content. Raises LmtrainError when it is missing, foreign or changed."""
+    return Corpus(folder, read_splits_manifest(folder, FORMAT, (".txt", ".docs.npy")))
 
 
 def make_corpus(data: DataConfig) -> Corpus:
@@ -63,8 +59,9 @@ def make_corpus(data: DataConfig) -> Corpus:
         log.info(f"data.source={data.source} is the known corpus of that name; for the path write ./{data.source}")
     source = find_source(data)
     folder = data.dir / source.folder
-    if (manifest := undamaged(folder, _read_manifest, {"origin": source.origin})) is not None:
-        return Corpus(folder, manifest)
+    corpus: Corpus | None = existing(folder, open_corpus, {"origin": source.origin})
+    if corpus is not None:
+        return corpus
     reject_foreign(folder)
     log.info(f"making corpus {folder} from {data.source}")
     text = source.read()
@@ -76,21 +73,20 @@ def make_corpus(data: DataConfig) -> Corpus:
     return open_corpus(folder)
 
 
-def undamaged(folder: Path, read: Callable[[Path], dict[str, Any]], entries: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the manifest of `folder`, which `read` returns, if it has these entries and the files are undamaged; if
-    not, a message says why.
+def existing(folder: Path, open_folder: Callable[[Path], Any], entries: dict[str, Any]) -> Any:
+    """Return the corpus or token store in `folder` if it can be opened and its manifest has these entries; if not, a
+    message says why.
     """
     try:
-        manifest = read(folder)
-        verify(folder, manifest["files"])
+        found = open_folder(folder)
     except LmtrainError as error:
         if (folder / MANIFEST).exists():
             log.info(f"making {folder} again: {error}")
         return None
-    if not entries.items() <= manifest.items():
+    if not entries.items() <= found.manifest.items():
         log.info(f"making {folder} again: its source or configuration has changed")
         return None
-    return manifest
+    return found
 
 
 def reject_foreign(folder: Path) -> None:

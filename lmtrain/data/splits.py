@@ -16,7 +16,7 @@ from pydantic import BaseModel, NonNegativeInt, PositiveInt, ValidationError
 from tqdm import tqdm
 
 from lmtrain.errors import LmtrainError
-from lmtrain.storage.files import MANIFEST, read_errors, read_manifest
+from lmtrain.storage.files import MANIFEST, read_errors, read_manifest, verify
 from lmtrain.system.messages import log, shows_bars
 
 _HEADING = re.compile(r" ?= [^=\s](?:.*[^=\s])? = ?")
@@ -50,9 +50,10 @@ class SplitsManifest(BaseModel, strict=True):
 def read_splits_manifest(
     folder: Path, folder_format: str, suffixes: Sequence[str], form: type[SplitsManifest] = SplitsManifest
 ) -> dict[str, Any]:
-    """Return the manifest as `read_manifest` does, if its entries are those of `form`: anybody can compute its hash.
+    """Return the manifest as `read_manifest` does, if the files have their hashes.
 
-    Each split must have files with its name and each of these `suffixes`.
+    The entries must be those of `form`, since anybody can compute a manifest's hash. Each split must have files with
+    its name and each of these `suffixes`.
     """
     manifest = read_manifest(folder, folder_format)
     try:
@@ -64,6 +65,7 @@ def read_splits_manifest(
     files = {f"{split}{suffix}" for split in splits for suffix in suffixes}
     if "train" not in splits or not files <= manifest["files"].keys():
         raise LmtrainError(f"{folder / MANIFEST} is damaged: it lacks the training split or a file")
+    verify(folder, manifest["files"])
     return manifest
 
 

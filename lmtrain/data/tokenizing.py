@@ -14,19 +14,11 @@ import numpy as np
 from tqdm import tqdm
 
 from lmtrain.config.schema import Config, DataConfig, TokenizerConfig
-from lmtrain.data.corpus import Corpus, make_corpus, reject_foreign, undamaged
+from lmtrain.data.corpus import Corpus, existing, make_corpus, reject_foreign
 from lmtrain.data.splits import Lines, document_starts, lines_of, write_split
 from lmtrain.data.tokenizer import Tokenizer, pieces
 from lmtrain.data.tokenizer_choice import beginning, resolve
-from lmtrain.data.tokens import (
-    FORMAT,
-    Split,
-    TokenStore,
-    open_store,
-    read_store_manifest,
-    store_of,
-    words_and_line_ends,
-)
+from lmtrain.data.tokens import FORMAT, Split, TokenStore, open_store, words_and_line_ends
 from lmtrain.storage.files import new_folder, write_errors
 from lmtrain.storage.run_folder import TOKENIZER
 from lmtrain.system.messages import log, shows_bars
@@ -72,8 +64,9 @@ def tokenize(corpus: Corpus, config: TokenizerConfig) -> TokenStore:
     config = resolve(config, corpus)
     name, identity = _identify(corpus, config, external)
     folder = corpus.folder.with_name(name)
-    if (manifest := undamaged(folder, read_store_manifest, identity)) is not None:
-        return store_of(folder, manifest)
+    store: TokenStore | None = existing(folder, open_store, identity)
+    if store is not None:
+        return store
     reject_foreign(folder)
     tokenizer = external or _trained(corpus, config)
     info = identity | {

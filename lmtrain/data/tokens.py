@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveIn
 from lmtrain.data.splits import Counts, SplitName, SplitsManifest, read_splits_manifest
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.errors import LmtrainError
-from lmtrain.storage.files import MANIFEST, parse_manifest, read_errors, sha256_bytes, verify
+from lmtrain.storage.files import MANIFEST, parse_manifest, read_errors, sha256_bytes
 from lmtrain.storage.run_folder import TOKENIZER
 from lmtrain.system.messages import log
 
@@ -111,18 +111,7 @@ def open_store(folder: Path) -> TokenStore:
 
     Raises LmtrainError when the folder is missing, foreign, incomplete, truncated or changed.
     """
-    manifest = read_store_manifest(folder)
-    verify(folder, manifest["files"])
-    return store_of(folder, manifest)
-
-
-def read_store_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a store; see `read_splits_manifest`."""
-    return read_splits_manifest(folder, FORMAT, (".bin",), StoreManifest)
-
-
-def store_of(folder: Path, manifest: dict[str, Any]) -> TokenStore:
-    """Return the store with this manifest, whose files have been verified."""
+    manifest = read_splits_manifest(folder, FORMAT, (".bin",), StoreManifest)
     tokenizer = Tokenizer.load(folder / TOKENIZER)
     floors, splits = manifest.get("floor", {}), dict[str, Split]()
     for name, counts in manifest["splits"].items():

@@ -75,7 +75,7 @@ from lmtrain.config.schema import DataConfig, TokenizerConfig
 
 data = DataConfig(source=sys.argv[1] + "/text", dir=Path(sys.argv[1], "data"))
 corpus = make_corpus(data)
-tokenizing.open_store = lambda *_: None
+tokenizing.existing = tokenizing.open_store = lambda *_: None
 tokenizing.tokenize(corpus, TokenizerConfig(kind="word"))
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
