@@ -175,19 +175,6 @@ def test_the_cache_equals_a_double_loop(mode: str, window: int, monkeypatch: pyt
         assert (found - plain).abs().max() > 0.1
 
 
-@torch.no_grad()
-def test_the_cache_of_an_ensemble_has_the_mean_of_the_members_cosines() -> None:
-    members = tiny_model(), tiny_model(copying=False, output="adaptive")
-    settings = EvalConfig(cache_weight=0.4, cache_theta=5.0, cache_window=4)
-    inputs, targets = (torch.from_numpy(IDS[start : start + CONTEXT]).unsqueeze(0) for start in (0, 1))
-    forward = adapt(Ensemble(members).eval(), settings, cache=True)
-    found = forward(inputs, targets)[0]
-    nats, states = zip(*(member.score(inputs, targets) for member in members), strict=True)
-    unit = torch.cat([torch.nn.functional.normalize(own[0], dim=-1) for own in states], dim=-1)
-    mean = math.log(2) - torch.stack([-own[0] for own in nats]).logsumexp(0)
-    assert_close(found, naive_cache(unit, targets[0].tolist(), mean, 0.4, 5.0, 4))
-
-
 def naive_dynamic(start: LanguageModel, update: Update) -> Tensor:
     """Score a segment with all the context that fits, then take a step."""
     model, stream, result = copy.deepcopy(start), [0, *IDS.tolist()], []

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lmtrain.config.schema import ModelConfig
-from lmtrain.data.tokens import TokenStore
 from lmtrain.evaluation.perplexity import Score, readable
 from lmtrain.model.build import build_model
 from lmtrain.model.language_model import LanguageModel
 from tests.evaluation.scoring import score_of, split_of
-from tests.nn.measuring import largest_tensor
 
 
 @given(
@@ -87,24 +84,6 @@ def test_nats_equal_a_plain_loop(mode: str, stride: int) -> None:
         assert score.tokens == 29
 
 
-def test_a_uniform_model_has_the_perplexity_of_its_vocabulary(store: TokenStore) -> None:
-    size = store.tokenizer.vocab_size
-
-    def uniform(inputs: Tensor, targets: Tensor) -> Tensor:
-        return torch.full(targets.shape, math.log(size))
-
-    for name in ("train", "valid"):
-        part = store.split(name)
-        score = score_of(uniform, part, context=16, stride=4, batch_size=8)
-        assert score.token_perplexity == pytest.approx(size)
-        assert score.word_perplexity == pytest.approx(size ** (part.tokens / part.words))
-        if name == "train":
-            assert score.bits_per_byte == pytest.approx(part.tokens * math.log2(size) / part.bytes)
-        else:  # has words that the training text lacks
-            assert (score.unknown_share, score.bits_per_byte) == (part.replaced / part.tokens, None)
-            assert part.replaced > 0
-
-
 def test_figures_under_their_own_names() -> None:
     score = Score(nats=200.0, tokens=100, words=50, bytes=400, context=8, stride=2)
     assert score.summary() == {
@@ -165,30 +144,6 @@ def test_the_figure_that_suits_the_tokens_comes_first(score: Score, floor: float
 )  # fmt: skip
 def test_a_figure_of_any_size_is_readable(value: float, text: str) -> None:
     assert readable(value, 2) == text
-
-
-def test_a_large_split_is_not_copied_to_int64() -> None:
-    split = split_of((np.arange(400_000) % 50_000).astype(np.uint16))
-    total = 0
-
-    def forward(inputs: Tensor, targets: Tensor) -> Tensor:
-        nonlocal total
-        assert inputs.dtype == targets.dtype == torch.int64
-        total += int(targets.sum())
-        return torch.zeros(targets.shape)
-
-    with largest_tensor():
-        torch.zeros(1)  # the first call imports much of torch
-    tracemalloc.start()
-    try:
-        with largest_tensor() as sizes:  # which tracemalloc does not see
-            score_of(forward, split, context=1000, stride=1000)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert total == int(split.ids.astype(np.int64).sum())
-    assert sizes.largest < 400_000
-    assert peak < 2 * 2 * 400_000  # bytes: one copy in two bytes per token, and batches
 
 
 def test_a_part_of_a_split_has_no_floor_and_the_share_of_unknown_words_of_the_whole() -> None:

@@ -59,18 +59,6 @@ def test_vectors_are_the_factors_of_the_positive_pointwise_information(
     torch.testing.assert_close(cosines, _plain(ids, 30, context_types, width), rtol=0, atol=1e-4)
 
 
-def test_fewer_features_keep_the_words_of_one_kind_together() -> None:
-    """Words 2, 3 and 4, 5 are chosen at random for each other."""
-    random = np.random.default_rng(0)
-    ids = np.concatenate([(0, random.choice((2, 3)), 1, random.choice((4, 5))) for _ in range(300)])
-    torch.manual_seed(1)
-    vectors = torch.nn.functional.normalize(cooccurrence_embedding(ids, 6, 3), dim=1)
-    cosines = vectors @ vectors.T
-    assert cosines[2, 3] > 0.95
-    assert cosines[4, 5] > 0.95
-    assert cosines[2, 4] < 0.5
-
-
 def test_all_vectors_have_unit_mean_square_and_unknown_words_are_random() -> None:
     torch.manual_seed(1)
     vectors = cooccurrence_embedding(_ids(200, 20), 2000, 16)

@@ -1,4 +1,4 @@
-"""An ensemble against the mean of its members' probabilities, written out; an ensemble of one against its member."""
+"""An ensemble against the mean of its members' probabilities, written out."""
 
 import copy
 
@@ -8,13 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lmtrain.model.cuda_graph import step_function
-from lmtrain.model.decoding_state import State
 from lmtrain.model.ensemble import Ensemble
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.packing import PackedLinear, pack_for_decoding
 from tests.model.models import build, targets_of, tokens
-
-LONE = [{}, {"copy": True, "output": "adaptive"}, {"mode": "windowed"}]
 
 
 def members(mode: str) -> list[LanguageModel]:
@@ -87,29 +84,6 @@ def test_steps_equal_those_of_the_members_for_rows_that_are_reordered_and_droppe
         log_probs, state = take_step(state, text[:, t])
         alone = [member.step(own, text[:, t]) for member, (_, own) in zip(ensemble.members, alone, strict=True)]
         torch.testing.assert_close(log_probs, mean([found for found, _ in alone]))
-
-
-@pytest.mark.parametrize("fields", LONE, ids=str)
-def test_an_ensemble_of_one_equals_its_member_to_the_bit(fields: dict[str, object]) -> None:
-    member = build(**fields)
-    ensemble, text = Ensemble([member]), tokens(2, 12)
-    targets = targets_of(member, text)
-    for mine, own in zip(ensemble.score(text, targets), member.score(text, targets, temperature=1.0), strict=True):
-        assert torch.equal(mine, own)
-    assert torch.equal(ensemble.predict(text), member.predict(text))
-
-    def steps(model: LanguageModel | Ensemble) -> list[Tensor]:
-        log_probs, state = model.start(text)
-        found = [log_probs]
-        for token in text.unbind(1):
-            log_probs, state = step(model, state, token)
-            found.append(log_probs)
-        return found
-
-    def step(model: LanguageModel | Ensemble, state: State, token: Tensor) -> tuple[Tensor, State]:
-        return step_function(model)(state.select(torch.tensor([1, 0])), token)
-
-    assert all(torch.equal(mine, own) for mine, own in zip(steps(ensemble), steps(member), strict=True))
 
 
 def test_packing_packs_every_member(ensemble: Ensemble) -> None:

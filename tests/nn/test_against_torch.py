@@ -1,10 +1,9 @@
-"""Our attention layer and blocks against torch's own, with the same weights: outputs and every gradient.
+"""Our blocks against torch's own, with the same weights: outputs and every gradient.
 
 Shapes: B rows, H heads, T positions (Tm of a memory), D the width.
 """
 
 from collections.abc import Callable
-from typing import Literal
 
 import pytest
 import torch
@@ -38,13 +37,9 @@ def of_module(module: nn.Module, read: Read) -> dict[str, Tensor]:
 
 
 def of_attention(theirs: nn.MultiheadAttention, read: Read) -> dict[str, Tensor]:
-    """Torch's tensors under our names; torch keeps the projections in one where all widths are the same."""
-    names, own = ("query", "key", "value"), of_module(theirs, read)
-    if "in_proj_weight" in own:
-        weights = own["in_proj_weight"].chunk(3)
-    else:
-        weights = tuple(own[f"{initial}_proj_weight"] for initial in "qkv")
-    found = {f"{name}.weight": weight for name, weight in zip(names, weights, strict=True)}
+    """Torch's tensors under our names; torch keeps the projections in one."""
+    weights = of_module(theirs, read)["in_proj_weight"].chunk(3)
+    found = {f"{name}.weight": weight for name, weight in zip(("query", "key", "value"), weights, strict=True)}
     return found | below("output", of_module(theirs.out_proj, read))
 
 
@@ -120,63 +115,6 @@ def assert_same(
 def ragged(length: int) -> Tensor:
     """Rows of different lengths: (B, T) bool, True = real."""
     return torch.arange(length) < torch.tensor([length, length - 2, 1]).unsqueeze(-1)
-
-
-def forbidden(queries: int, keys: int) -> Tensor:
-    """A bool mask in torch's sense, True = must not attend, that leaves every query its first key."""
-    mask = torch.rand(queries, keys) < 0.4
-    mask[:, 0] = False
-    return mask
-
-
-Masking = Literal["none", "padding", "bool", "padding+bool", "float", "float per row and head"]
-MASKINGS: list[Masking] = ["none", "padding", "bool", "padding+bool", "float", "float per row and head"]
-
-
-def masks(masking: Masking, queries: int, keys: int) -> tuple[Tensor | None, dict[str, Tensor]]:
-    """The same mask for us and for torch, whose bool masks say what is forbidden."""
-    valid, hidden = ragged(keys), forbidden(queries, keys)
-    if masking == "float":
-        scores = torch.randn(queries, keys, dtype=torch.float64)
-        return scores, {"attn_mask": scores}
-    if masking == "float per row and head":
-        scores = torch.randn(B, H, queries, keys, dtype=torch.float64)
-        return scores, {"attn_mask": scores.flatten(0, 1)}
-    if masking == "padding":
-        return padding_mask(valid), {"key_padding_mask": ~valid}
-    if masking == "bool":
-        return ~hidden, {"attn_mask": hidden}
-    if masking == "padding+bool":
-        return padding_mask(valid) & ~hidden, {"key_padding_mask": ~valid, "attn_mask": hidden}
-    return None, {}
-
-
-@pytest.mark.parametrize("masking", MASKINGS)
-@pytest.mark.parametrize("width", [None, 10], ids=["self", "cross"])
-def test_multi_head_attention_equals_that_of_torch(width: int | None, masking: Masking) -> None:
-    torch.manual_seed(0)
-    theirs = nn.MultiheadAttention(D, H, bias=False, kdim=width, vdim=width, batch_first=True)
-    randomize(theirs)
-    ours = CrossAttention(D, H, key_dim=width) if width else SelfAttention(D, H)
-    inputs = [torch.randn(B, T, D).double(), *([torch.randn(B, TM, width).double()] if width else [])]
-    our_mask, their_masks = masks(masking, T, TM if width else T)
-
-    def call_theirs(query: Tensor, memory: Tensor | None = None) -> Tensor:
-        memory = query if memory is None else memory
-        result, weights = theirs(query, memory, memory, average_attn_weights=False, **their_masks)
-        if isinstance(ours, CrossAttention):
-            found = ours.with_weights(query, memory, mask=our_mask)[1]
-            torch.testing.assert_close(found, weights, atol=TOLERANCE, rtol=TOLERANCE)
-        attended: Tensor = result
-        return attended
-
-    assert_same(
-        ours,
-        lambda read: of_attention(theirs, read),
-        lambda *tensors: ours(*tensors, mask=our_mask),
-        call_theirs,
-        *inputs,
-    )
 
 
 @pytest.mark.parametrize(("norm_position", "activation"), [("pre", "gelu"), ("post", "relu")])

@@ -16,7 +16,7 @@ from lmtrain.nn.attention import SelfAttention, join_heads, padding_mask, split_
 from lmtrain.nn.cross_attention import CrossAttention
 from lmtrain.nn.dot_product import attend
 from lmtrain.nn.kv_cache import Rows
-from lmtrain.nn.patterns import CAUSAL, FULL, Pattern
+from lmtrain.nn.patterns import Pattern
 from tests.nn.patterns import LONG, alibi, every_pattern, loop, random_qkv
 
 size = st.none() | st.integers(1, 6)
@@ -37,25 +37,6 @@ def attends(pattern: Pattern, query: int, key: int) -> bool:
 
 def written_out(pattern: Pattern, queries: int, keys: int) -> Tensor:
     return torch.tensor([[attends(pattern, query, key) for key in range(keys)] for query in range(queries)])
-
-
-@pytest.mark.parametrize(
-    ("pattern", "rows"),
-    [
-        (FULL, ["xxxx", "xxxx", "xxxx", "xxxx"]),
-        (CAUSAL, ["x...", "xx..", "xxx.", "xxxx"]),
-        (Pattern(window=2), ["xx...", "xxx..", ".xxx.", "..xxx", "...xx"]),
-        (Pattern(causal=True, window=2), ["x...", "xx..", ".xx.", "..xx"]),
-        (Pattern(stride=2), ["x.x.x", ".x.x.", "x.x.x", ".x.x.", "x.x.x"]),
-        (Pattern(global_tokens=1), ["xxxx", "x...", "x...", "x..."]),
-        (Pattern(causal=True, window=1, global_tokens=1), ["x...", "xx..", "x.x.", "x..x"]),
-        (Pattern(causal=True, window=2, stride=3), ["x....", "xx...", ".xx..", "x.xx.", ".x.xx"]),
-    ],
-    ids=str,
-)
-def test_patterns_as_pictures(pattern: Pattern, rows: list[str]) -> None:
-    mask = pattern.mask(len(rows), len(rows[0]), torch.device("cpu"))
-    assert ["".join("x" if seen else "." for seen in row) for row in mask.tolist()] == rows
 
 
 @settings(max_examples=200)
