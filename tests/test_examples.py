@@ -19,8 +19,7 @@ import sequences
 import torch
 from PIL import Image
 
-from lmtrain.nn.encoder_decoder import EncoderDecoderConfig
-from lmtrain.nn.seq2seq import Seq2Seq, shift
+from lmtrain.nn.seq2seq import Seq2Seq
 
 
 @pytest.fixture
@@ -117,21 +116,6 @@ def test_alignments_learn_and_report(run: Any) -> None:
     assert all(row["steps_to_99"] == 3 and 0 <= row["exact_match"] <= 1 for row in rows)
 
 
-def test_no_unseen_sequence_is_trained_on(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one symbol there are 13 sequences, all of them unseen: no row is left to train on."""
-    kept: list[int] = []
-    isin = torch.isin
-
-    def watch(keys: torch.Tensor, unseen: torch.Tensor) -> torch.Tensor:
-        found = isin(keys, unseen)
-        kept.append(int((~found).sum()))
-        return found
-
-    monkeypatch.setattr(torch, "isin", watch)
-    run(sequences, "--steps", "2", SYMBOLS=1, UNSEEN=500)
-    assert kept == [0, 0]
-
-
 @pytest.mark.parametrize("arguments", [("--copy", "on", "--sampling", "0.25"), ("--copy", "off")])
 def test_facts_learn_and_report(run: Any, arguments: tuple[str, ...]) -> None:
     results = run(facts, "--steps", "12", *arguments, PAIRS=64, UNSEEN=4)
@@ -160,30 +144,3 @@ def test_pairs_of_paragraphs_and_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {after for _, after in changed} <= {*facts.KNOWN}
     monkeypatch.setattr(facts, "decode", lambda *_: [new[0].target, new[1].target[:-1], (*new[2].target, "a"), ()])
     assert facts.exact_match(Mock(), new[:4], {}, 1) == 0.25
-
-
-def test_a_new_name_reads_like_the_mean_of_the_known_ones() -> None:
-    ids = {"Helena": 0, "Clara": 1, "river": 2, "Sarn": 3}
-    assert ({*ids} & facts.NEW, {*ids} & {*facts.KNOWN}) == ({"Sarn"}, {"Helena", "Clara"})
-    model = Seq2Seq(EncoderDecoderConfig(source_vocab=4, target_vocab=6, dim=8, heads=2))
-    before = [embedding.words.weight.clone() for embedding in (model.encoder.embedding, model.embedding)]
-    facts.embed_new_names(model, ids)
-    for old, embedding in zip(before, (model.encoder.embedding, model.embedding), strict=True):
-        assert embedding.words.weight[3].tolist() == pytest.approx(((old[0] + old[1]) / 2).tolist())
-        assert torch.equal(embedding.words.weight[:3], old[:3])
-
-
-@pytest.mark.parametrize("copy", [True, False])
-def test_what_is_copied_has_at_least_that_probability(copy: bool) -> None:
-    torch.manual_seed(0)
-    pair = next(facts.pairs(3))
-    ids = {word: index for index, word in enumerate(sorted({*pair.source, *pair.target}))}
-    config = EncoderDecoderConfig(source_vocab=len(ids), target_vocab=len(ids) + 2, dim=8, heads=2, copy=copy)
-    model = Seq2Seq(config)
-    shares = facts.origins(model, pair, ids)
-    assert shares.shape == (len(pair.target), len(pair.source))
-    source, target = (torch.tensor([[ids[word] for word in text]]) for text in pair)
-    probabilities = model(source, shift(target, None, config)[0])[0].exp()
-    for word, row, probability in zip(pair.target, shares, probabilities, strict=False):
-        copied = sum(share for share, other in zip(row.tolist(), pair.source, strict=True) if other == word)
-        assert copied <= probability[ids[word]] + 1e-6 if copy else row.sum() == pytest.approx(1)

@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,12 +78,6 @@ def test_a_commit_with_changes_is_marked(results: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(record, "_git", git)
     assert record.commit() == "abc+changes"
     assert {"lmtrain", "configs", "scripts", ":!scripts/results"} <= set(git.call_args_list[0].args)
-
-
-def test_a_record_without_git_says_so(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess, "run", Mock(side_effect=FileNotFoundError("git")))
-    record.write_record("soak", "soak", {}, seeds=[])
-    assert [entry["commit"] for entry in record.read_records(results / "soak.json")] == ["unknown"]
 
 
 def test_a_record_names_the_commit_at_which_the_script_started(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,22 +3,17 @@
 Commands of lmtrain run in this process. Other programs' models are doubles with the same interface.
 """
 
-import argparse
 import itertools
 import json
 import math
 import os
-import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import bench_decoding
 import bench_peers
@@ -29,10 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.config.loader import load
-from lmtrain.config.schema import Config
-from lmtrain.errors import LmtrainError
-from tests.helpers import TINY, Child, Lmtrain
+from tests.helpers import TINY, Lmtrain
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 SMALL = ["model.dim=16", "model.layers=1", "model.heads=2", "train.device=cpu", "train.precision=fp32"]
@@ -154,25 +146,6 @@ def test_training_is_measured(script: Any, monkeypatch: pytest.MonkeyPatch, peer
     assert found["metrics"]["tokens_per_step"] == 16
 
 
-def test_without_a_recipe_the_defaults_are_measured(tmp_path: Path) -> None:
-    given = argparse.Namespace(recipe=None, overrides=["model.dim=8"], vocab_size=50)
-    option, path, *overrides = bench_training.on_random_words(given, tmp_path)
-    assert (option, load(Path(path), [], {})) == ("--config", Config())
-    assert overrides[0] == "model.dim=8"
-    given.recipe = "quickstart"
-    (tmp_path / "named").mkdir()
-    assert bench_training.on_random_words(given, tmp_path / "named")[:2] == ["--config", "quickstart"]
-
-
-def test_a_source_is_loaded_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "model.py").write_text("class GPT: pass")
-    assert bench_training.load_source(str(tmp_path)).GPT
-    del sys.modules["model"]
-    with pytest.raises(SystemExit, match=r"has no model\.py"):
-        bench_training.load_source(str(tmp_path / "elsewhere"))
-
-
 def test_decoding_compares_like_with_like(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     double: Any = ModuleType("transformers")
     double.__spec__ = ModuleSpec("transformers", None)
@@ -192,29 +165,6 @@ def test_decoding_compares_like_with_like(script: Any, monkeypatch: pytest.Monke
         assert row["ratio"] == row["lmtrain_tokens_per_second"] / row["transformers_tokens_per_second"]
     assert found["versions"]["transformers"] == "1.0"
     assert found["settings"]["vocab_size"] == 50
-
-
-def test_the_speed_of_training_is_the_median_of_the_second_half(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    points = [{"step": n, "tokens_per_second": n, "mfu": n / 8, "memory_gb": 1 / n} for n in range(1, 9)]
-    monkeypatch.setattr(bench_training, "lmtrain", lambda *_: None)
-    monkeypatch.setattr(bench_training, "train_points", lambda _: points)
-    found = bench_training.measure_lmtrain([], tmp_path, 4)
-    assert found == {"tokens_per_second": 6.5, "peak_share": 6.5 / 8, "peak_bytes": 10**9}
-
-
-def test_the_rate_of_transformers_is_the_best_after_a_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    quiet = SimpleNamespace(logging=SimpleNamespace(set_verbosity_error=lambda: None))
-    times = itertools.cycle([0.5, 4.0, 2.0, 8.0])
-    monkeypatch.setattr(bench_decoding, "importlib", SimpleNamespace(import_module=lambda _: quiet))
-    monkeypatch.setattr(bench_decoding, "gpt2", lambda *_, **__: Gpt2())
-    monkeypatch.setattr(bench_decoding, "NEW", 10)
-    monkeypatch.setattr(bench_decoding, "REPEATS", 3)
-    monkeypatch.setattr(bench_decoding, "seconds", lambda *_: next(times))
-    monkeypatch.setattr(bench_decoding, "CASES", ((1, 1), (16, 4)))
-    side = {"precision": "fp32", "device": "cpu", "vocab_size": 50}
-    assert bench_decoding.measure_transformers(side) == [1 * 10 / 2.0, 16 * 10 / 2.0]
 
 
 def test_peers_are_scored_over_every_token(
@@ -240,25 +190,6 @@ def test_peers_are_scored_over_every_token(
         assert row["curve"][-1] == [pytest.approx(181 * 0.0625 / 60), pytest.approx(words)]
         assert (row["parameters"], row["nats"]) == (words**2, pytest.approx(valid["tokens"] * math.log(words)))
         assert row["word_perplexity"] == pytest.approx(words)
-
-
-def test_the_schedule_of_a_peer_begins_after_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, ids = [], torch.arange(4).numpy()
-
-    def step(_number: int, progress: float) -> Tensor:
-        found.append(progress)
-        return torch.zeros(())
-
-    peer = bench_peers.Program(nn.Identity(), step, 1, Mock(), 1, 1, 1)
-    store = Mock(split=lambda _: SimpleNamespace(ids=ids), tokenizer=SimpleNamespace(vocab_size=4, eos_id=0))
-    seconds = iter((0.0, 0.0, 12.0, 36.0, 48.0, 60.0))  # the first step takes 12 of 60
-    monkeypatch.setattr(bench_peers, "PROGRAMS", {"peer": lambda *_: peer})
-    monkeypatch.setattr(bench_peers, "load_source", Mock())
-    monkeypatch.setattr(bench_peers, "open_store", lambda _: store)
-    monkeypatch.setattr(bench_peers, "evaluate", lambda *_, **__: SimpleNamespace(nats=1.0))
-    monkeypatch.setattr(bench_peers, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
-    bench_peers.measure_peer({"program": "peer", "source": "", "store": "", "threads": 1, "minutes": 1.0})
-    assert found == pytest.approx([0.0, 0.0, 0.5, 0.75])
 
 
 @pytest.mark.parametrize("name", bench_peers.PROGRAMS)
@@ -317,14 +248,6 @@ def test_reproduce_adapts(script: Any, command: Any, text: str) -> None:
     assert found["seeds"] == [1]
 
 
-def test_reproduce_keeps_its_record_where_adapting_fails(script: Any) -> None:
-    tiny = [*TINY, "run.name=r", "--adapt"]
-    with pytest.raises(subprocess.CalledProcessError):
-        script(reproduce, "recipes", "quickstart", *tiny, METHODS={"unknown": ["--unknown"]})
-    (found,) = record.read_records(record.RESULTS / "recipes.json")
-    assert [row["method"] for row in found["metrics"]["rows"]] == ["plain"]
-
-
 def test_reproduce_compares_variants(script: Any) -> None:
     variants = ["--variant", "--variant", "model.dim=8", "--seeds", "1", "2", "--name", "widths"]
     (found,) = script(reproduce, "sweeps", "quickstart", *TINY, *variants)
@@ -358,26 +281,6 @@ def test_reproduce_compares_an_ensemble_with_its_members(script: Any, command: A
     assert plain["metrics"]["rows"] == rows[:5]  # of the runs that are finished, which are not trained again
 
 
-def test_an_ensemble_s_record_is_kept_where_what_follows_fails(script: Any) -> None:
-    train = reproduce.train
-
-    def only_members(recipe: str, overrides: list[str]) -> Any:
-        if "run.name=longer" in overrides:
-            raise KeyboardInterrupt
-        return train(recipe, overrides)
-
-    with pytest.raises(KeyboardInterrupt):
-        script(reproduce, "ensembles", "quickstart", *TINY, "--ensemble", "2", "--name", "two", train=only_members)
-    (found,) = record.read_records(record.RESULTS / "ensembles.json")
-    assert [row["model"] for row in found["metrics"]["rows"]] == ["seed 1", "seed 2", "mean of 2"]
-
-
-def test_what_reproduce_does_is_one_thing(script: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        script(reproduce, "ensembles", "quickstart", "--ensemble", "2", "--variant", "model.dim=8")
-    assert re.search("argument --.*: not allowed with argument --", capfd.readouterr().err)
-
-
 def test_a_finished_run_is_scored_with_the_settings_of_the_command(script: Any) -> None:
     for options, stride in (([], 4), (["eval.stride=8"], 8)):
         arguments = [*TINY, "run.name=r", "--adapt", *options]
@@ -385,35 +288,8 @@ def test_a_finished_run_is_scored_with_the_settings_of_the_command(script: Any) 
         assert [row["stride"] for row in found[-1]["metrics"]["rows"]] == [stride] * 2  # plain, and with the cache
 
 
-def config_of(mode: str, stride: int | None, context: int) -> dict[str, dict[str, Any]]:
-    return {"model": {"mode": mode, "context": context}, "eval": {"stride": stride}}
-
-
 def test_a_windowed_model_is_adapted_by_the_cache_only() -> None:
-    assert reproduce.adaptive(config_of("windowed", None, 4)) == {"cache": ["--cache"]}
-
-
-@pytest.mark.parametrize(("stride", "context", "expected"), [(64, 512, 64), (None, 512, 32), (None, 16, 16)])
-def test_only_dynamic_evaluation_has_a_stride_of_its_own(stride: int | None, context: int, expected: int) -> None:
-    options = reproduce.adaptive(config_of("causal", stride, context))
-    assert {method: [flag for flag in flags if "stride" in flag] for method, flags in options.items()} == {
-        "cache": [],
-        "dynamic": [f"eval.stride={expected}"],
-        "dynamic and cache": [f"eval.stride={expected}"],
-    }
-
-
-def test_soak_counts_a_kill_by_what_it_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    unfinished = tmp_path / "checkpoints" / ".tmp-step-00000003-0123abcd"
-
-    def killed_in_a_save(_run: object, _seconds: float) -> bool:
-        unfinished.mkdir(parents=True)
-        return False
-
-    monkeypatch.setattr(soak.Run, "part", killed_in_a_save)
-    assert soak.Run(tmp_path, 20).killed_part(1.0) == "saves"
-    monkeypatch.setattr(soak.Run, "part", lambda _run, _seconds: False)  # killed before it deletes what is unfinished
-    assert soak.Run(tmp_path, 20).killed_part(1.0) == "starts"
+    assert reproduce.adaptive({"model": {"mode": "windowed"}}) == {"cache": ["--cache"]}
 
 
 def test_soak_finds_equal_ends(tmp_path: Path) -> None:
@@ -444,50 +320,3 @@ def test_a_damaged_checkpoint_fails_the_soak(tmp_path: Path) -> None:
     (tmp_path / "checkpoints/step-00000003.damaged").mkdir(parents=True)
     with pytest.raises(SystemExit, match=r"step-00000003\.damaged was damaged"):
         soak.Run(tmp_path, 20).end()
-
-
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
-        (LmtrainError("no such run"), "reproduce: no such run"),
-        (subprocess.CalledProcessError(130, "lmtrain"), 130),
-        (subprocess.CalledProcessError(-9, "lmtrain"), 1),
-        (KeyboardInterrupt(), 130),
-    ],
-)
-def test_a_script_ends_as_a_command_does(error: BaseException, status: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["scripts/reproduce"])
-    monkeypatch.setattr(signal, "signal", lambda number, handler: None)  # those of the tests stay
-    with pytest.raises(SystemExit) as ended:
-        record.run_script(Mock(side_effect=error))
-    assert ended.value.code == status
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_script_that_is_interrupted_lets_its_command_save(
-    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Ctrl-C reaches the script and its command, other signals the script only; it ends after the command."""
-    command = tmp_path / "python"
-    command.write_text(
-        f"#!/bin/sh\ncd {tmp_path}\ntrap 'sleep 0.6; touch saved; exit 130' INT TERM USR1\n"
-        "sleep 0.3\ntouch started\nwhile :; do sleep 0.02; done\n"  # by then the script waits for it
-    )
-    command.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(command))
-
-    def work(say: Callable[[str], None]) -> None:
-        os.setsid()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            record.run_script(lambda: record.lmtrain("train"))
-        except SystemExit as end:
-            say(str(end.code))
-
-    child = Child(work)
-    while not (tmp_path / "started").exists():
-        time.sleep(0.01)
-    (os.killpg if number == signal.SIGINT else os.kill)(child.process, number)
-    assert child.hear() == "130"
-    assert child.end() == 0
-    assert (tmp_path / "saved").exists()
