@@ -29,14 +29,6 @@ def test_version_and_help_are_printed_and_a_command_is_required(lmtrain: Lmtrain
     assert lmtrain().code == 2
 
 
-def test_the_help_of_generate_is_in_groups(lmtrain: Lmtrain) -> None:
-    out = lmtrain("generate", "-h").out
-    groups = [line for line in out.splitlines() if line and not line.startswith(" ") and line.endswith(":")]
-    assert len(groups) == 7
-    assert "Options:" in groups
-    assert out.index("Sampling") < out.index("--temperature T") < out.index("Search") < out.index("--beams N")
-
-
 def test_every_command_takes_a_configuration_and_a_short_option_means_the_same_everywhere() -> None:
     meanings: dict[str, set[str]] = {}
     for command in COMMANDS.values():

@@ -11,24 +11,19 @@ from tests.helpers import TINY, Lmtrain, give_input
 
 FILES = {
     "empty.txt": b"",
-    "blank.txt": b"\n\n\n",
     "short.txt": b"one two three\n" * 30,
     "own.txt": b"a b c d e f\n" * 200,
-    "bad.yaml": b"model:\n  dimm: 5\n",
     "type.yaml": b"model:\n  dim: wide\n",
 }
 TRAIN = ["train", "run.name=new", "train.steps=1", "--quiet"]
 WRONG_USAGE = {
     "unknown command": (["trian"], "No such command 'trian'"),
     "unknown option": (["train", "--confg", "x"], "--confg"),
-    "no number": (["eval", "--limit", "x"], "'--limit'"),
     "unknown precision": (["eval", "--precision", "fp12"], "'--precision'"),
     "unknown checkpoint": (["eval", "--checkpoint", "newest"], "neither best, last nor a step number"),
-    "no tokens": (["generate", "x", "-n", "0"], "--max-tokens 0 must be a whole number, at least 1"),
     "fields as JSON": (["train", "--fields", "--json"], "leave --json, --config and --resume out"),
     "fields of a run": (["train", "--fields", "--resume", "sample"], "leave --json, --config and --resume out"),
     "fields of a recipe": (["train", "--fields", "-c", "wikitext2-cpu"], "--fields prints the defaults"),
-    "unknown field in a file": ([*TRAIN, "-c", "bad.yaml"], "did you mean model.dim (Width of the residual stream)?"),
     "unknown override": ([*TRAIN, "train.ler=1"], "did you mean train.lr (Peak"),
     "two sources": (
         ["tokenize", "own.txt", "short.txt"],
@@ -40,8 +35,6 @@ WRONG_USAGE = {
     ),
     "a batch of too many prompts": (["generate", "x", "--batch-size", "9" * 20], "'--batch-size'"),
     "an override with spaces": (["train", "train.lr", "=", "0.1"], "override '=' is not of the form"),
-    "stride too long": (["eval", "eval.stride=17"], "eval.stride=17 is longer than model.context=16"),
-    "dynamic fp16": (["eval", "--dynamic", "--precision", "fp16"], "--dynamic needs gradients"),
     "all cache": (["eval", "--cache", "eval.cache_weight=1"], "cache_weight=1: should be less than 1"),
     "no temperature": (["eval", "eval.temperature=0"], "temperature=0: should be greater than 0"),
     "the model of a run": (["eval", "model.dim=8"], "(-h) and eval.FIELD=VALUE, data.FIELD=VALUE, run."),
@@ -51,17 +44,7 @@ WRONG_USAGE = {
         ["generate", "x", "--results", "5"],
         "--results 5: only 1 text is generated for each prompt; lower it, or raise samples or beams",
     ),
-    "more results than beams": (
-        ["generate", "x", "--beams", "2", "--results", "5"],
-        "--results 5: 2 texts are generated for each prompt; lower it, or raise samples or beams",
-    ),
     "a configuration as a source": (["train", "type.yaml"], "type.yaml is a configuration: write `-c type.yaml`"),
-    "a configuration with a space": (
-        ["train", "my type.yaml"],
-        "my type.yaml is a configuration: write `-c 'my type.yaml'`",
-    ),
-    "an empty stop string": (["generate", "x", "--stop-string", ""], "must be a list of nonempty strings"),
-    "an unknown stop rule": (["generate", "x", "--stop", "end"], "Invalid value for '--stop': 'end' is not one of"),
     "a recipe as a source": (["train", "wikitext2-cpu"], "wikitext2-cpu is a configuration: write `-c wikitext2-cpu`"),
     "a long override first": (["download", f"data.source={'x' * 5000}", "a"], "not of the form section.field=value"),
     "a seed as a field": (
@@ -74,13 +57,8 @@ WRONG_USAGE = {
         ["generate", "The", "river"],
         "quote it if it has several words: lmtrain generate 'The river'",
     ),
-    "a misspelled option": (["generate", "x", "--temprature", "1"], "--temperature"),
     "a prompt with a dash": (["generate", "-5 degrees"], "begins with - needs -- before it: lmtrain generate -- "),
     "a run and its name": (["eval", "--run", "sample", "run.name=other"], "give --run or run.name, not both"),
-    "a run and its name with spaces": (
-        ["eval", "--run", "sample", "run.name = other"],
-        "give --run or run.name, not both",
-    ),
     "another name to resume": (["train", "--resume", "sample", "run.name=other"], "leave --config and run.name out"),
     "a split and a text": (["eval", "--split", "test", "--text", "short.txt"], "give --split or --text, not both"),
     "a dry run with a profile": (
@@ -108,30 +86,15 @@ FAILURES = {
         [*TRAIN, "data.source=runs/sample"],
         "sample is a run, not a text: resume it with `lmtrain train --resume",
     ),
-    "missing corpus": (["download", "nowhere/corpus.txt"], "nowhere/corpus.txt is not a file or folder here"),
-    "missing configuration": (["train", "-c", "nowhere.yaml"], "nowhere.yaml does not exist"),
-    "blank corpus": ([*TRAIN, "data.source=blank.txt"], "blank.txt has no words"),
-    "corpus shorter than a window": (
-        [*TRAIN, "data.source=short.txt", "model.context=128"],
-        "model.context=128 needs at least 129",
-    ),
     "a file in the way": ([*TRAIN, *TINY[:6], "run.dir=empty.txt"], "can't write empty.txt/new: File exists"),
     "CUDA on a machine without": ([*TRAIN, *TINY[:6], "train.device=cuda"], "use cpu or auto in place of cuda"),
     "CUDA to evaluate": (["eval", "--device", "cuda"], "use cpu or auto in place of cuda"),
-    "CUDA to generate": (["generate", "x", "--device", "cuda"], "use cpu or auto in place of cuda"),
-    "no run": (["eval", "--run", "nowhere"], "there is no run nowhere; the runs in runs: sample"),
     "no run of this name": (["eval", "run.name=nowhere"], "there is no run runs/nowhere; the runs in runs: sample"),
-    "no run, but a folder": (["eval", "--run", "data"], "data is not a run folder: it has no config.yaml"),
-    "no such checkpoint": (["eval", "--checkpoint", "77"], "has no checkpoint '77'; its checkpoints: "),
-    "no such text": (["eval", "--text", "nowhere.txt"], "nowhere.txt is not a text file"),
-    "a text without words": (["eval", "--text", "blank.txt"], "has no words"),
     "another corpus": (
         ["eval", "data.source=own.txt"],
         "or is another one, so its test split may contain text that the run was trained on. --text",
     ),
     "no prompt at all": (["generate"], "no prompt: give one"),
-    "prompts in another form": (["generate", "--prompts", "a.json"], "a .jsonl file like"),
-    "half a character": (["generate", "\ud800"], "lone surrogate"),
 }
 """The command is right, and what it names or reads is not: exit code 1."""
 MISTAKES = {name: (2, *mistake) for name, mistake in WRONG_USAGE.items()}

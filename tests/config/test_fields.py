@@ -30,10 +30,3 @@ def test_the_example_on_the_page_is_a_configuration(tmp_path: Path) -> None:
     file.write_text(PAGE.read_text().partition("```yaml\n")[2].partition("```")[0])
     example = ["data.source=book.txt", "model.layers=6", "train.max_minutes=20"]
     assert load(file, [], {}) == load(None, example, {})
-
-
-def test_types_are_written_in_words() -> None:
-    types = {field.name: field.type for field in fields()}
-    assert types["train.sample_prompts"] == "list of string"
-    assert types["train.compile"] == "auto | true | false"
-    assert (types["train.micro_batch"], types["run.dir"], types["train.lr"]) == ("int", "path", "float")
