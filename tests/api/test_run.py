@@ -1,7 +1,6 @@
 """A run in Python: its texts and scores are those of the commands, and of the model read by hand."""
 
 import json
-import logging
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,13 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from tqdm import tqdm
 
 import lmtrain as library
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.generation.options import Options
-from lmtrain.system.messages import log_level
-from tests.helpers import TINY, Lmtrain, messages, terminal
+from tests.helpers import TINY, Lmtrain, messages
 
 TEXT = "The river was small .\nIt was old .\n"
 
@@ -264,20 +261,6 @@ def test_several_runs_are_the_mean_of_their_probabilities(lmtrain: Lmtrain, work
     text = lmtrain("generate", "The", *options, "--greedy", "-n", "8", "--json").json["completions"][0]["text"]
     assert text == both.generate("The", temperature=0, max_tokens=8)
     assert " + runs/other step " in lmtrain("eval", *options, "--limit", "200").out
-
-
-def test_scores_show_their_progress_where_other_bars_are_shown(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disabled: list[bool] = []
-
-    def bar(*, disable: bool, **options: Any) -> Any:
-        disabled.append(disable)
-        return tqdm(disable=True, **options)
-
-    monkeypatch.setattr("lmtrain.api.run.tqdm", bar)
-    for columns, level in ((80, logging.INFO), (80, logging.WARNING), (0, logging.INFO)):
-        with terminal(columns), log_level(level):
-            library.load("sample").score("The river .\n")
-    assert disabled == [False, True, True]
 
 
 def test_a_configuration_may_be_named_by_a_text(workdir: Path) -> None:

@@ -327,12 +327,6 @@ def test_a_file_takes_precedence_over_the_recipe_of_its_name() -> None:
     assert config.load(Path("quickstart"), [], {}).model.dim == 64 != recipe.model.dim
 
 
-def test_only_a_stored_configuration_has_its_open_vocabulary_size_written_out() -> None:
-    sections = {"tokenizer": {"kind": "bpe"}}
-    assert config.load(sections, [], {}).tokenizer.vocab_size is None
-    assert config.load(sections, [], {}, stored=True).tokenizer.vocab_size == 16_384
-
-
 @pytest.mark.parametrize(
     "sections",
     [

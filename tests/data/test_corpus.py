@@ -1,6 +1,5 @@
 """Sources and the corpus folder: the counts, the documents, what is rejected, and what is left on the disk."""
 
-import json
 import math
 import os
 import resource
@@ -114,15 +113,6 @@ def test_single_file_is_cut_90_5_5_by_lines(load: Importer, tmp_path: Path) -> N
     assert (lines(made, "train"), lines(made, "valid"), lines(made, "test")) == (text[:36], text[36:38], text[38:])
     assert any("lines are split, in order, into 90% train, 5% valid, 5% test" in note for note in load.notes)
     assert set(made.manifest["files"]) == {f"{split}.{end}" for split in made.splits for end in ("txt", "docs.npy")}
-
-
-def test_single_file_is_cut_at_documents(load: Importer, tmp_path: Path) -> None:
-    rows = [f"first {number}\nsecond" for number in range(20)]
-    made = load(write(tmp_path / "book.jsonl", "".join(json.dumps({"text": row}) + "\n" for row in rows)))
-    documents = {split: counts["documents"] for split, counts in made.splits.items()}
-    assert documents == {"train": 18, "valid": 1, "test": 1}
-    assert lines(made, "valid") == ["first 18", "second"]
-    assert starts(made, "train") == list(range(0, 36, 2))
 
 
 def test_missing_valid_is_cut_from_train(load: Importer, texts: Path) -> None:

@@ -123,11 +123,3 @@ def test_batches_hold_windows_and_what_follows_them(
     for tensor in (inputs, targets, windows, following):
         assert tensor.dtype == torch.int64
         assert tensor.is_contiguous()
-
-
-@pytest.mark.parametrize("targets", [1, 4])
-@pytest.mark.parametrize("rows", [1, 2])
-def test_a_batch_has_the_strides_for_which_a_step_is_compiled(targets: int, rows: int) -> None:
-    """With others, which a tensor of one row may have although it is contiguous, it is compiled again."""
-    for tokens in SampleOrder(100, 4, targets, 1).batch(np.arange(100, dtype=np.uint16), 0, rows):
-        assert tokens.stride() == torch.zeros(tokens.shape).stride()

@@ -92,11 +92,6 @@ def test_one_very_long_line_is_cut_and_gives_the_same_tokens(
     assert cut.split("train").tokens == tokens
 
 
-def test_missing_splits_are_named(tmp_path: Path) -> None:
-    with pytest.raises(LmtrainError, match="has no test split: it has train, valid"):
-        make_store(tmp_path).split("test")
-
-
 @pytest.mark.parametrize(
     ("config", "splits"),
     [({"kind": "word", "vocab_size": 5}, []), ({"kind": "word"}, ["train"]), ({"kind": "byte"}, ["train", "valid"])],

@@ -134,27 +134,6 @@ def test_the_rows_of_finished_prompts_are_dropped() -> None:
     assert counts == [6, 2, 2]
 
 
-def test_texts_stay_in_their_rows() -> None:
-    """Two texts overtake each other at every step: the second row is made once, and no row is copied again."""
-    selected = []
-
-    @dataclass
-    class Recorded(History):
-        def select(self, index: Tensor) -> "Recorded":
-            selected.append(index.tolist())
-            return Recorded([self.rows[i] for i in index.tolist()])
-
-    def step(state: Recorded, tokens: Tensor) -> tuple[Tensor, Recorded]:
-        rows = [(*row, token) for row, token in zip(state.rows, tokens.tolist(), strict=True)]
-        likely = torch.tensor([-0.1 if len(row) % 2 == row[0] else -0.5 for row in rows])
-        return torch.stack((likely, torch.full_like(likely, -9.0)), dim=1), Recorded(rows)
-
-    options = Options(max_tokens=6, beams=2, results=2)
-    (found,) = beam_search(torch.tensor([[-0.4, -0.5]]), Recorded([()]), step, options)
-    assert sorted(h.ids[0] for h in found) == [0, 1]
-    assert selected == [[0, 0]]
-
-
 def test_sums_are_compared_in_float64() -> None:
     """In float32, the sum of the three numbers in this order is below their sum: no tie would be found."""
     steps = iter([[-2.5, -torch.inf, -torch.inf, -torch.inf], [-3.2] * 4])

@@ -100,20 +100,6 @@ def test_prefill_and_steps_equal_one_pass(kind: str, lengths: tuple[int, ...], p
             )
 
 
-@pytest.mark.parametrize("kind", MASKED)
-@torch.no_grad()
-def test_a_step_attends_to_the_tokens_of_its_row_only(kind: str) -> None:
-    """Whatever the pattern: a longer row beside it changes nothing."""
-    torch.manual_seed(0)
-    layer, x, new = MASKED[kind](), torch.randn(2, 12, 8), torch.randn(2, 1, 8)
-    found = []
-    for rows, lengths, width in ((slice(2), (12, 5), 12), (slice(1, 2), (5,), 5)):
-        _, cache = layer.prefill(x[rows, :width], torch.tensor(lengths))
-        cache.extend(1)
-        found.append(layer.step(new[rows], cache, CachePosition(torch.tensor(lengths), width + 1))[-1])
-    torch.testing.assert_close(*found)
-
-
 @pytest.mark.parametrize(("kind", "masking"), [*product(LAYERS, ["none"]), *product(MASKED, ["float", "bool"])])
 def test_bf16_autocast_is_close(kind: str, masking: str) -> None:
     torch.manual_seed(0)

@@ -1,10 +1,10 @@
-"""The encoder-decoder: teacher forcing against cached steps and searches, and its losses against loops."""
+"""The encoder-decoder: teacher forcing against cached steps, and its losses against loops."""
 
 import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,9 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain import nn as nn_package
-from lmtrain.generation.beam import beam_search
-from lmtrain.generation.options import Options
-from lmtrain.generation.sampling import sample
 from lmtrain.nn.attention import padding_mask
 from lmtrain.nn.blocks import NormPosition
 from lmtrain.nn.cross_attention import CrossAttention
@@ -48,31 +45,6 @@ def test_cached_steps_equal_teacher_forcing(
     for t in range(1, INPUTS.shape[1]):
         log_probs, state = model.step(state, INPUTS[:, t])
         torch.testing.assert_close(log_probs, expected[:, t], atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("copy", [False, True])
-@pytest.mark.parametrize("attention", KINDS)
-def test_searches_choose_and_score_words_as_teacher_forcing_does(attention: type[CrossAttention], copy: bool) -> None:
-    """Rows that have ended are dropped between steps; those of a beam are also repeated."""
-    model = make(replace(CONFIG, copy=copy, cross_attention=attention))
-    model.prediction.vocabulary.weight.data.mul_(3)
-
-    def ends(ids: Sequence[int]) -> bool:
-        return ids[-1] == END
-
-    greedy = sample(*model.start(SOURCE, VALID), model.step, Options(max_tokens=6), is_end=ends, blocked=[BEGIN])
-    beams = Options(max_tokens=6, beams=3, results=3)
-    found = beam_search(*model.start(SOURCE, VALID), model.step, beams, is_end=ends, blocked=[BEGIN])
-    for row, (first, hypotheses) in enumerate(zip(greedy, found, strict=True)):
-        for hypothesis in (first, *hypotheses):
-            text = torch.tensor([[BEGIN, *hypothesis.ids]])
-            log_probs = model(SOURCE[row : row + 1], text[:, :-1], VALID[row : row + 1])[0]
-            scores = log_probs.gather(-1, text[0, 1:].unsqueeze(-1)).flatten()
-            torch.testing.assert_close(torch.tensor(hypothesis.token_log_probs), scores, atol=1e-4, rtol=0)
-            if hypothesis is first:
-                log_probs[:, BEGIN] = -torch.inf
-                assert log_probs.argmax(-1).tolist() == list(first.ids)
-        assert len({hypothesis.ids for hypothesis in hypotheses}) == 3
 
 
 @pytest.mark.parametrize("copy", [False, True])
