@@ -38,12 +38,9 @@ class AlignedAttention(CrossAttention, ABC):
         none = torch.zeros(memory.key.shape[:-1], dtype=wide, device=key.device)
         return AlignedMemory(memory.key, memory.value, none)
 
-    def pooled(self, query: Tensor, memory: AlignedMemory, *, mask: Tensor | None = None) -> Tensor:
-        """The joined heads of the next queries: (B, Tq, W) each. `memory.alignment` becomes that of the last one."""
-        return self.pooled_with_weights(query, memory, mask)[0]
-
-    def pooled_with_weights(self, query: Tensor, memory: AlignedMemory, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Do the same as `pooled`, and also return the weights (B, H, Tq, Tk)."""
+    def pooled(self, query: Tensor, memory: AlignedMemory, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The joined heads of the next queries (B, Tq, W), and their weights (B, H, Tq, Tk). `memory.alignment` becomes
+        that of the last one."""
         mask = memory.key.new_ones(1, 1, 1, memory.key.shape[-2], dtype=torch.bool) if mask is None else mask
         if not query.shape[1]:  # a text whose length is predicted may be empty
             return query, memory.key.new_zeros(*memory.key.shape[:2], 0, memory.key.shape[2])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lmtrain.nn.attention import ResidualProjection, SelfAttention, join_heads, split_heads, width_per_head
 from lmtrain.nn.blocks import Cache, FeedForward, Residual, ResidualOptions
-from lmtrain.nn.dot_product import attend, attention_weights
+from lmtrain.nn.dot_product import attention_weights
 from lmtrain.nn.dropout import drop
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache
 from lmtrain.nn.norms import NORMS, RMSNorm
@@ -66,8 +66,14 @@ class CrossAttention(nn.Module):
         self.query_norm = RMSNorm(head_dim) if qk_norm else nn.Identity()
         self.key_norm = RMSNorm(head_dim) if qk_norm else nn.Identity()
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor | None = None, *, mask: Tensor | None = None) -> Tensor:
-        """(B, Tq, W), (B, Tk, W), (B, Tk, W) -> (B, Tq, W): values default to the keys. `mask` is as for `attend`."""
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor | None = None, *, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(B, Tq, W), (B, Tk, W), (B, Tk, W) -> (B, Tq, W), and the weights (B, H, Tq, Tk). Values default to the keys.
+
+        `mask` is as for `attend`. Weights are those before dropout; their rows sum to one, or are zero for a query
+        without a key.
+        """
         return self.attend_memory(query, self.project_memory(key, value), mask=mask)
 
     def project_memory(self, key: Tensor, value: Tensor | None = None) -> Cache:
@@ -76,28 +82,13 @@ class CrossAttention(nn.Module):
         values = self._split_values(self.value(key if value is None else value))
         return KeyValueCache(keys, values)
 
-    def attend_memory(self, query: Tensor, memory: Cache, *, mask: Tensor | None = None) -> Tensor:
-        """Do the same as `forward` with the keys and values of `project_memory`: (B, Tq, W) -> (B, Tq, W)."""
-        return self.output(self.pooled(query, memory, mask=mask))
-
-    def pooled(self, query: Tensor, memory: Cache, *, mask: Tensor | None = None) -> Tensor:
-        """The joined heads of `attend_memory`, not yet projected: (B, Tq, W) -> (B, Tq, sum of their widths)."""
-        dropout = self.dropout if self.training else 0.0
-        return self._join_heads(
-            attend(self._queries(query), memory.key, memory.value, mask, dropout=dropout, scale=self.scale)
-        )
-
-    def with_weights(self, query: Tensor, key: Tensor, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Do the same as `forward`, and also return the attention weights, which no fused kernel does.
-
-        (B, Tq, W), (B, Tk, W) -> (B, Tq, W), (B, H, Tq, Tk). Weights are those before dropout; their rows sum to one,
-        or are zero for a query without a key.
-        """
-        pooled, weights = self.pooled_with_weights(query, self.project_memory(key), mask)
+    def attend_memory(self, query: Tensor, memory: Cache, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Do the same as `forward` with the keys and values of `project_memory`."""
+        pooled, weights = self.pooled(query, memory, mask=mask)
         return self.output(pooled), weights
 
-    def pooled_with_weights(self, query: Tensor, memory: Cache, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Do the same as `pooled`, and also return the attention weights."""
+    def pooled(self, query: Tensor, memory: Cache, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The joined heads, not yet projected (B, Tq, sum of their widths), and the weights of `attend_memory`."""
         weights = attention_weights(self._queries(query), memory.key, mask, self.scale)
         dropped = drop(weights.to(memory.value.dtype), self.dropout, self.training)
         return self._join_heads(dropped @ memory.value), weights
@@ -141,7 +132,7 @@ class CrossAttentionBlock(nn.Module):
     def forward(self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """x (B, T, D), memory (B, Tm, D) -> (B, T, D). `mask` is as for `attend`."""
         memory = self.memory_norm(memory)
-        x = self.attention_residual(x, lambda y: self.attention(y, memory, mask=mask))
+        x = self.attention_residual(x, lambda y: self.attention(y, memory, mask=mask)[0])
         return self.feed_forward_residual(x, self.feed_forward)
 
 
@@ -169,19 +160,11 @@ class DecoderBlock(nn.Module):
 
     def forward(
         self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None, memory_mask: Tensor | None = None
-    ) -> Tensor:
-        """x (B, T, D), memory (B, Tm, its width) -> (B, T, D). The masks of x and of the memory are as for `attend`."""
-        x = self.self_residual(x, lambda y: self.self_attention(y, mask=mask))
-        x = self.cross_residual(x, lambda y: self.cross_attention(y, memory, mask=memory_mask))
-        return self.feed_forward_residual(x, self.feed_forward)
-
-    def with_weights(
-        self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None, memory_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Do the same as `forward`, and also return the weights of the attention to the memory (B, H, T, Tm)."""
+        """x (B, T, D), memory (B, Tm, its width) -> (B, T, D), and the weights of the attention to the memory
+        (B, H, T, Tm). The masks of x and of the memory are as for `attend`."""
         x = self.self_residual(x, lambda y: self.self_attention(y, mask=mask))
-        query = self.cross_residual.enter(x)
-        attended, weights = self.cross_attention.with_weights(query, memory, mask=memory_mask)
+        attended, weights = self.cross_attention(self.cross_residual.enter(x), memory, mask=memory_mask)
         x = self.cross_residual.leave(x, attended)
         return self.feed_forward_residual(x, self.feed_forward), weights
 
@@ -193,5 +176,5 @@ class DecoderBlock(nn.Module):
         `memory` comes from `cross_attention.project_memory`, which may write to it in `attend_memory`.
         """
         x = self.self_residual(x, lambda y: self.self_attention.step(y, cache, at))
-        x = self.cross_residual(x, lambda y: self.cross_attention.attend_memory(y, memory, mask=memory_mask))
+        x = self.cross_residual(x, lambda y: self.cross_attention.attend_memory(y, memory, mask=memory_mask)[0])
         return self.feed_forward_residual(x, self.feed_forward)

@@ -168,19 +168,12 @@ class Decoder(nn.Module):
         )
         self.norm = config.last_norm()
 
-    def forward(self, x: Tensor, memory: Tensor, valid: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Inputs (B, T, D), memory (B, Ts, D) -> (B, T, D). `valid` (B, Ts) masks the memory, `mask` the inputs."""
-        for block in self.blocks:
-            x = block(x, memory, mask=mask, memory_mask=padding_mask(valid))
-        return self.norm(x)
-
-    def with_weights(
-        self, x: Tensor, memory: Tensor, valid: Tensor, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Do the same as `forward`, and also return the cross-attention weights of every layer (L, B, H, T, Ts)."""
+    def forward(self, x: Tensor, memory: Tensor, valid: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Inputs (B, T, D), memory (B, Ts, D) -> (B, T, D), and the cross-attention weights of every layer
+        (L, B, H, T, Ts). `valid` (B, Ts) masks the memory, `mask` the inputs."""
         per_layer = []
         for block in self.blocks:
-            x, weights = block.with_weights(x, memory, mask=mask, memory_mask=padding_mask(valid))
+            x, weights = block(x, memory, mask=mask, memory_mask=padding_mask(valid))
             per_layer.append(weights)
         return self.norm(x), torch.stack(per_layer)
 

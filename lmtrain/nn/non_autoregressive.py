@@ -88,7 +88,7 @@ class NonAutoregressive(nn.Module):
     def cross_weights(self, source: Tensor, positions: Tensor, source_valid: Tensor | None = None) -> Tensor:
         """Return the cross-attention weights (L, B, H, T, Ts): source (B, Ts), positions (B, T) bool that exist."""
         memory, valid = self.encoder(source, source_valid)
-        return self.decoder.with_weights(self._inputs(positions), memory, valid, padding_mask(positions))[1]
+        return self.decoder(self._inputs(positions), memory, valid, padding_mask(positions))[1]
 
     def _length_logits(self, memory: Tensor, valid: Tensor) -> Tensor:
         """The classifier's logits of the lengths 0 .. N, from the mean of the memory (B, Ts, D): (B, N + 1)."""
@@ -98,7 +98,7 @@ class NonAutoregressive(nn.Module):
 
     def _predict(self, memory: Tensor, source: Tensor, valid: Tensor, positions: Tensor) -> Tensor:
         """log p at the positions (B, T) bool that exist: (B, T, V)."""
-        decoded = self.decoder(self._inputs(positions), memory, valid, padding_mask(positions))
+        decoded, _ = self.decoder(self._inputs(positions), memory, valid, padding_mask(positions))
         return self.prediction(decoded, memory, source, valid)
 
     def _inputs(self, positions: Tensor) -> Tensor:

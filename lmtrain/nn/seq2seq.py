@@ -65,11 +65,9 @@ class Seq2Seq(nn.Module):
                 probabilities = self._predict(inputs, memory, source, valid).exp()
                 predicted = torch.multinomial(probabilities.flatten(0, 1), 1).view_as(inputs)
             inputs = mix(inputs, predicted, sampling)
-        if not guided:
-            return mean_nats(self._predict(inputs, memory, source, valid), labels, real)
-        decoded, weights = self.decoder.with_weights(self.embedding(inputs), memory, valid)
+        decoded, weights = self.decoder(self.embedding(inputs), memory, valid)
         nats = mean_nats(self.prediction(decoded, memory, source, valid), labels, real)
-        return nats + guided * guided_attention_loss(weights, real.sum(1), valid.sum(1))
+        return nats + guided * guided_attention_loss(weights, real.sum(1), valid.sum(1)) if guided else nats
 
     def cross_weights(self, source: Tensor, inputs: Tensor, source_valid: Tensor | None = None) -> Tensor:
         """Return the cross-attention weights under teacher forcing: (L, B, H, T, Ts).
@@ -77,7 +75,7 @@ class Seq2Seq(nn.Module):
         Those of monotonic attention are expected weights in training mode.
         """
         memory, valid = self.encoder(source, source_valid)
-        return self.decoder.with_weights(self.embedding(inputs), memory, valid)[1]
+        return self.decoder(self.embedding(inputs), memory, valid)[1]
 
     @torch.no_grad()
     def start(self, source: Tensor, source_valid: Tensor | None = None) -> tuple[Tensor, DecoderState]:
@@ -96,7 +94,7 @@ class Seq2Seq(nn.Module):
         return self.prediction(decoded, state.memory, state.source, state.valid).squeeze(1), state
 
     def _predict(self, inputs: Tensor, memory: Tensor, source: Tensor, valid: Tensor) -> Tensor:
-        decoded = self.decoder(self.embedding(inputs), memory, valid)
+        decoded, _ = self.decoder(self.embedding(inputs), memory, valid)
         return self.prediction(decoded, memory, source, valid)
 
 

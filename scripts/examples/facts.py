@@ -146,7 +146,7 @@ def origins(model: Seq2Seq, pair: Pair, ids: Ids) -> Tensor:
     if prediction.pointer is None or prediction.gate is None:
         return model.cross_weights(read, inputs)[-1, 0].mean(0)
     memory, valid = model.encoder(read)
-    decoded = model.decoder(model.embedding(inputs), memory, valid)
+    decoded, _ = model.decoder(model.embedding(inputs), memory, valid)
     copied: Tensor = prediction.pointer(decoded, memory).exp() * prediction.gate(decoded).sigmoid()
     return copied[0]
 

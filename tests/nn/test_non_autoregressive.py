@@ -25,7 +25,7 @@ def table(model: NonAutoregressive, row: int, positions: int) -> Tensor:
     source = SOURCE[row : row + 1, : LENGTHS[row]]
     memory, valid = model.encoder(source)
     inputs = model.begin.words.weight + model.begin.sinusoids[:positions]
-    states = model.decoder(inputs.unsqueeze(0), memory, valid)
+    states, _ = model.decoder(inputs.unsqueeze(0), memory, valid)
     log_probs: Tensor = model.prediction(states, memory, source, valid)[0]
     return log_probs
 

@@ -163,12 +163,12 @@ def test_learned_points_start_different_and_on_the_scale_of_the_elements(dim: in
 
     def scores(query: Tensor) -> float:
         """The spread over the elements of the scores that these queries (.., D) give."""
-        weights = attention.with_weights(query.expand(8, -1, -1), x)[1]
+        weights = attention(query.expand(8, -1, -1), x)[1]
         return weights.log().std(-1).mean().item()
 
     for points in (isab.inducing, pma.seeds):
         assert scores(points) == pytest.approx(scores(x), rel=0.15)
-        weights = attention.with_weights(points.expand(8, -1, -1), x)[1]
+        weights = attention(points.expand(8, -1, -1), x)[1]
         assert weights.std(-2).mean() > 0.1 * weights.mean()  # the points differ in what they attend to
     pooled = queries(x)
     assert pooled.std(1).mean() > 0.1 * pooled.std()
