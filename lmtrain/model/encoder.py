@@ -50,44 +50,45 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """Embedded tokens (B, T, D) at positions (T,) -> (B, T, D)."""
-        x, bias, rotated_by = self._enter(x, positions)
+        x, arguments = self._enter(x, positions)
         for block in self.blocks:
-            # An ISAB takes neither: the schema allows no ALiBi and no rotary positions with it.
-            forward = partial(block, mask=bias, rotation=rotated_by) if isinstance(block, EncoderBlock) else block
+            forward = partial(block, **arguments)
             recompute = self.activation_checkpointing and torch.is_grad_enabled()
             x = checkpoint(forward, x, use_reentrant=False) if recompute else forward(x)
         return x[:, self.global_count :]
 
     def prefill(self, x: Tensor, positions: Tensor, lengths: Tensor) -> tuple[Tensor, list[Cache]]:
         """Do the same as `forward`, and also return a cache per layer of each row's first `lengths` (B,) tokens."""
-        x, bias, rotated_by = self._enter(x, positions)
+        x, arguments = self._enter(x, positions)
         caches = []
         for block in self.blocks:
-            x, cache = block.prefill(x, lengths + self.global_count, mask=bias, rotation=rotated_by)
+            x, cache = block.prefill(x, lengths + self.global_count, **arguments)
             caches.append(cache)
         return x[:, self.global_count :], caches
 
     def step(self, x: Tensor, caches: list[Cache], position: Tensor, kv_len: int) -> Tensor:
         """One token per row, (B, 1, D) -> (B, 1, D), each at its position (B,), with `kv_len` tokens to attend to."""
         position = position + self.global_count
-        rotated_by = self._rotation(position.view(-1, 1, 1))  # the same for all heads, and for one query
-        at = CachePosition(position, kv_len + self.global_count, rotated_by, self.slopes)
+        # The rotation is the same for all heads, and for one query.
+        rotation = None if self.rotations is None else self.rotations[:, position.view(-1, 1, 1)]
+        at = CachePosition(position, kv_len + self.global_count, rotation, self.slopes)
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block.step(x, cache, at)
         return x
 
-    def _enter(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """x (B, T, D) at positions (T,) -> the global tokens followed by x (B, G + T, D); their attention's ALiBi bias
-        (H, G + T, G + T), and their rotation."""
+    def _enter(self, x: Tensor, positions: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """x (B, T, D) at positions (T,) -> the global tokens followed by x (B, G + T, D), and the blocks' argument
+        for positions: ALiBi's `mask` (H, G + T, G + T), or `rotation` (2, G + T, D / (2 H)), or none.
+
+        The schema has no ALiBi and no rotary positions for kinds of attention that do not take them.
+        """
         if self.global_tokens is not None:
             first = self.global_tokens.to(x.dtype).expand(len(x), -1, -1)
             first_positions = torch.arange(self.global_count, device=x.device)
             x, positions = torch.cat((first, x), dim=1), torch.cat((first_positions, positions + self.global_count))
-        bias = None if self.slopes is None else alibi_bias(self.slopes, positions, positions)
-        return x, bias, self._rotation(positions)
-
-    def _rotation(self, positions: Tensor) -> Tensor | None:
-        return self.rotations[:, positions] if self.rotations is not None else None  # (2, ..., D / (2 H))
+        if self.slopes is not None:
+            return x, {"mask": alibi_bias(self.slopes, positions, positions)}
+        return x, {"rotation": self.rotations[:, positions]} if self.rotations is not None else {}
 
 
 def encoder_block(config: ModelConfig, kind: str) -> EncoderBlock | ISAB:

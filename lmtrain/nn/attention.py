@@ -63,7 +63,7 @@ class SelfAttention(nn.Module):
         self.key_norm = RMSNorm(head_dim) if qk_norm else nn.Identity()
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None) -> Tensor:
-        """(B, T, W) -> (B, T, W). `mask` is as for `attend`; see `padding_mask` for padded keys."""
+        """(B, T, W) -> (B, T, W). `mask`, as for `attend`, applies in addition to the pattern; see `padding_mask`."""
         return self.attend(*self.project(x, rotation), mask, self.pattern)
 
     def prefill(
@@ -106,12 +106,3 @@ class SelfAttention(nn.Module):
 def padding_mask(valid: Tensor) -> Tensor:
     """Which keys are real, (B, Tk) bool, as a mask for every head and query: (B, 1, 1, Tk)."""
     return valid[:, None, None]
-
-
-def reject_mask(mask: Tensor | None, attention: str) -> None:
-    """Raise ValueError for a mask or bias given to a kind of attention that has no score per pair of tokens."""
-    if mask is not None:
-        raise ValueError(
-            f"{attention} attention has no score for each pair of tokens that a mask or bias of shape "
-            f"{tuple(mask.shape)} could change: use rotary positions, or sinusoidal, learned or none"
-        )

@@ -96,9 +96,10 @@ class Residual(nn.Module):
 class EncoderBlock(nn.Module):
     """Self-attention, then feed-forward, each in a residual (Vaswani et al., 2017).
 
-    `attention` is `SelfAttention` or any layer with the same `forward(x, mask=, rotation=)` and, for decoding,
-    `prefill` and `step`, for a text of any length from 0. Its `step` writes to the cache in place, and never
-    synchronizes with the host, so that a CUDA graph can capture it. `options` are those of `Residual`.
+    `attention` is `SelfAttention` or another layer with `forward` and, for decoding, `prefill` and `step`, for a text
+    of any length from 0. Its `step` writes to the cache in place, and never synchronizes with the host, so that a CUDA
+    graph can capture it. `arguments` are those of its `forward`: `rotation` and, only in `SelfAttention`, `mask`.
+    `options` are those of `Residual`.
     """
 
     def __init__(self, dim: int, attention: nn.Module, feed_forward: FeedForward, **options: Unpack[ResidualOptions]):
@@ -108,18 +109,16 @@ class EncoderBlock(nn.Module):
         self.feed_forward = feed_forward
         self.feed_forward_residual = Residual(dim, **options)
 
-    def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None) -> Tensor:
-        """(B, T, D) -> (B, T, D). `mask`, as for `attend`, applies in addition to the attention's own pattern."""
-        x = self.attention_residual(x, lambda y: self.attention(y, mask=mask, rotation=rotation))
+    def forward(self, x: Tensor, **arguments: Tensor) -> Tensor:
+        """(B, T, D) -> (B, T, D)."""
+        x = self.attention_residual(x, lambda y: self.attention(y, **arguments))
         return self.feed_forward_residual(x, self.feed_forward)
 
-    def prefill(
-        self, x: Tensor, lengths: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None
-    ) -> tuple[Tensor, Cache]:
+    def prefill(self, x: Tensor, lengths: Tensor, **arguments: Tensor) -> tuple[Tensor, Cache]:
         """Do the same as `forward` with causal attention; also return the cache of the rows' first `lengths` (B,)
         tokens."""
         normed = self.attention_residual.enter(x)
-        attended, cache = self.attention.prefill(normed, lengths, mask=mask, rotation=rotation)
+        attended, cache = self.attention.prefill(normed, lengths, **arguments)
         result = self.feed_forward_residual(self.attention_residual.leave(x, attended), self.feed_forward)
         return result, cache
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.attention import SelfAttention, reject_mask
+from lmtrain.nn.attention import SelfAttention
 from lmtrain.nn.dot_product import to_blocks
 from lmtrain.nn.dropout import drop
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache, Rows
@@ -54,7 +54,7 @@ class CompressedAttention(nn.Module):
     A query attends to every block or, if the pattern of the `projections` is causal, in one softmax to the blocks that
     end before its own and to the tokens of its own block up to itself, in time O(T^2 / S + T S). The rest of the
     pattern is ignored. Scale and dropout rate are those of the `projections`. Rotation comes before the compression.
-    Raises ValueError for a mask or an attention bias, since tokens have no keys of their own.
+    It takes no mask and no attention bias, since tokens have no keys of their own.
     """
 
     def __init__(self, projections: SelfAttention, *, stride: int) -> None:
@@ -65,23 +65,19 @@ class CompressedAttention(nn.Module):
         self.compress_key = Compression(projections.heads, head_dim, stride)
         self.compress_value = Compression(projections.heads, head_dim, stride)
 
-    def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, *, rotation: Tensor | None = None) -> Tensor:
         """(B, T, W) -> (B, T, W)."""
-        reject_mask(mask, "compressed")
         query, key, value = self.projections.project(x, rotation)
         far_key, far_value = self.compress_key(key), self.compress_value(value)
         if self.projections.pattern.causal:
             return self.projections.merge(self._attend_causal(query, key, value, far_key, far_value))
         return self.projections.attend(query, far_key, far_value)
 
-    def prefill(
-        self, x: Tensor, lengths: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None
-    ) -> tuple[Tensor, CompressedCache]:
+    def prefill(self, x: Tensor, lengths: Tensor, *, rotation: Tensor | None = None) -> tuple[Tensor, CompressedCache]:
         """Attend causally over x (B, T, W); also return the cache of its rows' first `lengths` (B,) tokens, for `step`.
 
         The first S cache positions hold the tokens of the row's unfinished block, the others one key per block.
         """
-        reject_mask(mask, "compressed")
         query, key, value = self.projections.project(x, rotation)
         far_key, far_value = self.compress_key(key), self.compress_value(value)
         attended = self._attend_causal(query, key, value, far_key, far_value)
@@ -131,7 +127,7 @@ class LinformerAttention(nn.Module):
 
     The mixtures, E of keys and F of values, both (projected, context), are shared by the heads; in a shorter row they
     are those of the last T of `context` positions. Each mixes the whole row, so no key can be hidden from a query:
-    there is no causal form, and a pattern of the `projections` or a mask raises ValueError. Scale and dropout
+    there is no causal form, no mask, and a pattern of the `projections` raises ValueError. Scale and dropout
     rate are those of the `projections`.
     """
 
@@ -148,9 +144,8 @@ class LinformerAttention(nn.Module):
         nn.init.normal_(self.mix_key, std=context**-0.5)
         nn.init.normal_(self.mix_value, std=context**-0.5)
 
-    def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None) -> Tensor:
-        """(B, T, W) -> (B, T, W). Raises ValueError for a row longer than the context, and for a mask."""
-        reject_mask(mask, "linformer")
+    def forward(self, x: Tensor, *, rotation: Tensor | None = None) -> Tensor:
+        """(B, T, W) -> (B, T, W). Raises ValueError for a row longer than the context."""
         first = self.context - x.shape[1]
         if first < 0:
             raise ValueError(f"{x.shape[1]} positions are more than the context of {self.context}")

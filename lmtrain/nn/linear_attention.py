@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.attention import SelfAttention, reject_mask
+from lmtrain.nn.attention import SelfAttention
 from lmtrain.nn.dot_product import to_blocks
 from lmtrain.nn.kv_cache import CachePosition, RecurrentState
 from lmtrain.nn.positions import rotate
@@ -103,26 +103,22 @@ def _quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
 class LinearAttention(nn.Module):
     """Self-attention with the weights of `linear_attention` (Katharopoulos et al., 2020) and these `projections`.
 
-    It is causal if their pattern is; the rest of it, and their scale and dropout rate, are ignored. Raises
-    ValueError for a mask or an attention bias, since no score per pair of tokens is computed.
+    It is causal if their pattern is; the rest of it, and their scale and dropout rate, are ignored. It takes no mask
+    and no attention bias, since no score per pair of tokens is computed.
     """
 
     def __init__(self, projections: SelfAttention) -> None:
         super().__init__()
         self.projections = projections
 
-    def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, *, rotation: Tensor | None = None) -> Tensor:
         """(B, T, W) -> (B, T, W)."""
-        reject_mask(mask, "linear")
         query, key, value = self.projections.project(x)
         attention = causal_linear_attention if self.projections.pattern.causal else linear_attention
         return self.projections.merge(attention(query, key, value, rotation=rotation).to(value.dtype))
 
-    def prefill(
-        self, x: Tensor, lengths: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None
-    ) -> tuple[Tensor, LinearState]:
+    def prefill(self, x: Tensor, lengths: Tensor, *, rotation: Tensor | None = None) -> tuple[Tensor, LinearState]:
         """Attend causally over x (B, T, W); also return the state after its rows' first `lengths` (B,) tokens."""
-        reject_mask(mask, "linear")
         query, key, value = self.projections.project(x)
         attended = causal_linear_attention(query, key, value, rotation=rotation)
         state = LinearState.of(key, value, rotation=rotation, lengths=lengths)

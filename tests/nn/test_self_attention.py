@@ -16,7 +16,7 @@ from lmtrain.nn import patterns
 from lmtrain.nn.attention import SelfAttention
 from lmtrain.nn.blocks import EncoderBlock, FeedForward
 from lmtrain.nn.dot_product import BLOCK
-from lmtrain.nn.key_reduction import CompressedAttention, LinformerAttention
+from lmtrain.nn.key_reduction import LinformerAttention
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache, Rows
 from lmtrain.nn.linear_attention import LinearAttention
 from lmtrain.nn.positions import alibi_slopes, rotate, rotation
@@ -76,12 +76,14 @@ def test_prefill_and_steps_equal_one_pass(kind: str, lengths: tuple[int, ...], p
     positions = torch.arange(18)
     padding = positions[:most] >= count.unsqueeze(-1)
     padded = torch.where(padding.unsqueeze(-1), torch.randn(6, most, 8) * 100, x[:, :most])
-    bias, slopes = (alibi(18).float(), alibi_slopes(2)) if plus else (None, None)
-    start = None if bias is None else bias[:, :most, :most]
-    expected = block(x, mask=bias, rotation=rotation(positions, 4))
+    whole, start, slopes = {"rotation": rotation(positions, 4)}, {"rotation": rotation(positions[:most], 4)}, None
+    if plus:
+        bias, slopes = alibi(18).float(), alibi_slopes(2)
+        whole["mask"], start["mask"] = bias, bias[:, :most, :most]
+    expected = block(x, **whole)
     with torch.autocast("cpu", precision, enabled=precision != torch.float32):
         tolerance = 1e-5 if precision == torch.float32 else 0.1
-        out, cache = block.prefill(padded, count, mask=start, rotation=rotation(positions[:most], 4))
+        out, cache = block.prefill(padded, count, **start)
         cache.extend(12 - most)
         assert out.shape == (6, most, 8)
         torch.testing.assert_close(out[-1].float(), expected[-1, :most], atol=tolerance, rtol=tolerance)
@@ -104,10 +106,10 @@ def test_prefill_and_steps_equal_one_pass(kind: str, lengths: tuple[int, ...], p
 def test_bf16_autocast_is_close(kind: str, masking: str) -> None:
     torch.manual_seed(0)
     layer, x, by = LAYERS[kind](), torch.randn(1, LONG, 8), rotation(torch.arange(LONG), 4)
-    mask = {"none": None, "float": alibi(LONG).float(), "bool": torch.rand(LONG, LONG) < 0.8}[masking]
-    expected = layer(x, mask=mask, rotation=by)
+    masks = {"none": {}, "float": {"mask": alibi(LONG).float()}, "bool": {"mask": torch.rand(LONG, LONG) < 0.8}}
+    expected = layer(x, **masks[masking], rotation=by)
     with torch.autocast("cpu", torch.bfloat16):
-        result = layer(x, mask=mask, rotation=by)
+        result = layer(x, **masks[masking], rotation=by)
         result.float().square().mean().backward()
     torch.testing.assert_close(result.float(), expected, atol=0.05, rtol=0.03)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
@@ -130,23 +132,6 @@ def test_dropout_keeps_the_mean_and_is_off_in_eval(make: Make) -> None:
     mean = layer(x.expand(4000, -1, -1)).mean(0, keepdim=True)
     layer.eval()
     torch.testing.assert_close(mean, layer(x), atol=0.05, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (lambda: LinearAttention(SelfAttention(8, 2, pattern=patterns.CAUSAL)), "linear"),
-        (lambda: CompressedAttention(SelfAttention(8, 2, pattern=patterns.CAUSAL), stride=2), "compressed"),
-        (lambda: LinformerAttention(SelfAttention(8, 2), context=4, projected=2), "linformer"),
-    ],
-)
-def test_a_mask_is_rejected_where_pairs_have_no_score(make: Make, name: str) -> None:
-    layer, x, lengths, mask = make(), torch.randn(1, 3, 8), torch.tensor([3]), torch.zeros(3, 3)
-    with pytest.raises(ValueError, match=f"{name} attention has no score .* use rotary positions"):
-        layer(x, mask=mask)
-    if name != "linformer":  # which decodes nothing
-        with pytest.raises(ValueError, match=r"\(3, 3\)"):
-            layer.prefill(x, lengths, mask=mask)
 
 
 def test_queries_and_keys_are_normalized_and_rotated() -> None:
