@@ -196,7 +196,8 @@ class Decoder(nn.Module):
 
 
 class Prediction(nn.Module):
-    """The distribution over target words; with `copy` it is mixed with a pointer to the source (See et al., 2017)."""
+    """The distribution over target words; with `copy` it is mixed with a pointer to the source (See et al., 2017),
+    unless the source has no words."""
 
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
@@ -210,4 +211,5 @@ class Prediction(nn.Module):
         if self.pointer is None or self.gate is None:
             return log_vocabulary
         log_pointer = self.pointer(decoded, memory, mask=valid.unsqueeze(1))
-        return copy_log_probs(log_vocabulary, log_pointer, source, self.gate(decoded).squeeze(-1))
+        gate = self.gate(decoded).squeeze(-1).masked_fill(~valid.any(-1, keepdim=True), -torch.inf)
+        return copy_log_probs(log_vocabulary, log_pointer, source, gate)
