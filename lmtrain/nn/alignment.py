@@ -128,14 +128,11 @@ class LocationAwareAttention(AlignedAttention):
 
     The energy of a key is w . tanh(q + k + f + b), where f are the features of a convolution over the weights of the
     previous query, around the key, and the weights are the softmax of the energies. A head has its own w, b and
-    filters, one for each feature, R keys wide; before the first query all weights are zero. Raises ValueError for an
-    even R.
+    filters, one for each feature, R keys wide, where R is odd; before the first query all weights are zero.
     """
 
     def __init__(self, dim: int, heads: int, *, width: int = 15) -> None:
         super().__init__(dim, heads)
-        if width % 2 == 0:
-            raise ValueError(f"width={width} must be odd, to have a key in the middle")
         self.around = (width // 2, width // 2 + 1)  # one too many: Conv1d rejects an empty result
         self.location = nn.Conv1d(heads, dim, width, groups=heads)
         self.energy = nn.Parameter(torch.empty(heads, dim // heads, 1).uniform_(-1, 1) * (dim // heads) ** -0.5)

@@ -29,19 +29,12 @@ def join_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(-2)
 
 
-def width_per_head(dim: int, heads: int) -> int:
-    """Return dim / heads. Raises ValueError if that is not an integer."""
-    if heads < 1 or dim % heads:
-        raise ValueError(f"a width of {dim} is not divisible by {heads} heads")
-    return dim // heads
-
-
 class SelfAttention(nn.Module):
     """Multi-head attention of a sequence to itself, for any pattern of positions.
 
     `qk_norm` gives queries and keys unit mean square per head, with learned gains (after Henry et al., 2020, who have
     one gain in place of `scale`). The scores are products of queries and keys times `scale`: by default 1 / sqrt(D), in
-    plain dot-product attention 1 (Luong et al., 2015). Raises ValueError if `dim` is not divisible by `heads`.
+    plain dot-product attention 1 (Luong et al., 2015). `heads` must divide `dim`.
     """
 
     def __init__(
@@ -55,12 +48,11 @@ class SelfAttention(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        head_dim = width_per_head(dim, heads)
         self.heads, self.pattern, self.scale, self.dropout = heads, pattern, scale, dropout
         self.query, self.key, self.value = (nn.Linear(dim, dim, bias=False) for _ in range(3))
         self.output = ResidualProjection(dim, dim, bias=False)
-        self.query_norm = RMSNorm(head_dim) if qk_norm else nn.Identity()
-        self.key_norm = RMSNorm(head_dim) if qk_norm else nn.Identity()
+        self.query_norm = RMSNorm(dim // heads) if qk_norm else nn.Identity()
+        self.key_norm = RMSNorm(dim // heads) if qk_norm else nn.Identity()
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, rotation: Tensor | None = None) -> Tensor:
         """(B, T, W) -> (B, T, W). `mask`, as for `attend`, applies in addition to the pattern; see `padding_mask`."""

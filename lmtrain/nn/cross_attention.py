@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.attention import ResidualProjection, SelfAttention, join_heads, split_heads, width_per_head
+from lmtrain.nn.attention import ResidualProjection, SelfAttention, join_heads, split_heads
 from lmtrain.nn.blocks import Cache, FeedForward, Residual, ResidualOptions
 from lmtrain.nn.dot_product import attention_weights
 from lmtrain.nn.dropout import drop
@@ -31,8 +31,7 @@ class CrossAttention(nn.Module):
     | `head_dim`       | a head's queries and keys                       | dim / heads  |
     | `value_head_dim` | a head's values; a list has one width per head  | `head_dim`   |
 
-    `qk_norm` and `scale` are those of `SelfAttention`. Raises ValueError if `head_dim` is not given and `dim` is not
-    divisible by `heads`, and if `value_head_dim` does not have one width per head.
+    `qk_norm` and `scale` are those of `SelfAttention`.
     """
 
     def __init__(
@@ -51,11 +50,9 @@ class CrossAttention(nn.Module):
     ) -> None:
         super().__init__()
         key_dim = key_dim or dim
-        head_dim = head_dim or width_per_head(dim, heads)
+        head_dim = head_dim or dim // heads
         value_head_dim = value_head_dim or head_dim
         self.value_widths = [value_head_dim] * heads if isinstance(value_head_dim, int) else [*value_head_dim]
-        if len(self.value_widths) != heads:
-            raise ValueError(f"value_head_dim={self.value_widths} must have one width for each of {heads} heads")
         self.heads = heads
         self.scale = scale
         self.dropout = dropout

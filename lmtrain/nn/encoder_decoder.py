@@ -32,7 +32,7 @@ class EncoderDecoderConfig:
     copied source id becomes a target id. `max_length` bounds sources and targets; in `Seq2Seq` END counts, in
     `NonAutoregressive` it does not. The original (Vaswani et al., 2017) has `norm_kind="layer"` and
     `norm_position="post"`. `cross_attention` makes a decoder block's from `dim` and `heads`; `alignment` has two other
-    classes for it. Raises ValueError for vocabularies that do not fit together.
+    classes for it.
     """
 
     source_vocab: int
@@ -48,12 +48,6 @@ class EncoderDecoderConfig:
     norm_position: NormPosition = "pre"
     copy: bool = False
     cross_attention: Callable[[int, int], CrossAttention] = CrossAttention
-
-    def __post_init__(self) -> None:
-        if self.target_vocab < 3:
-            raise ValueError(f"target_vocab={self.target_vocab} must hold a word besides BEGIN and END")
-        if self.copy and self.source_vocab > self.target_vocab:
-            raise ValueError(f"copy: source_vocab={self.source_vocab} has ids past target_vocab={self.target_vocab}")
 
     @property
     def end_id(self) -> int:

@@ -135,7 +135,6 @@ class LinformerAttention(nn.Module):
         super().__init__()
         if projections.pattern != FULL:
             raise ValueError(f"linformer attention can't hide keys, as {projections.pattern} would")
-        self.context = context
         self.projections = projections
         # A sum of `context` independent keys, each with this weight, has the mean square of one: the scores, and what
         # the softmax makes of them, start as large as in attention to the tokens themselves.
@@ -145,10 +144,7 @@ class LinformerAttention(nn.Module):
         nn.init.normal_(self.mix_value, std=context**-0.5)
 
     def forward(self, x: Tensor, *, rotation: Tensor | None = None) -> Tensor:
-        """(B, T, W) -> (B, T, W). Raises ValueError for a row longer than the context."""
-        first = self.context - x.shape[1]
-        if first < 0:
-            raise ValueError(f"{x.shape[1]} positions are more than the context of {self.context}")
+        """(B, T, W) -> (B, T, W), for 1 to `context` positions."""
         query, key, value = self.projections.project(x, rotation)
-        mix_key, mix_value = (mix[:, first:].to(key.dtype) for mix in (self.mix_key, self.mix_value))
+        mix_key, mix_value = (mix[:, -x.shape[1] :].to(key.dtype) for mix in (self.mix_key, self.mix_value))
         return self.projections.attend(query, mix_key @ key, mix_value @ value)  # P keys

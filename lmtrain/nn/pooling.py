@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.attention import ResidualProjection, join_heads, split_heads, width_per_head
+from lmtrain.nn.attention import ResidualProjection, join_heads, split_heads
 from lmtrain.nn.blocks import FeedForward
 from lmtrain.nn.dropout import drop
 from lmtrain.nn.norms import NORMS, NormKind
@@ -35,8 +35,7 @@ PoolResidual = Literal["seed", "state"]
 class AttentionPooling(nn.Module):
     """The pooling block described at the top of this file.
 
-    Dropout on the attention weights is one mask per key and head, shared by all prefixes. Raises ValueError if `dim` is
-    not divisible by `heads`.
+    Dropout on the attention weights is one mask per key and head, shared by all prefixes.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class AttentionPooling(nn.Module):
         self.dropout = dropout
         self.attention_dropout = attention_dropout
         self.norm = NORMS[norm_kind](dim)
-        self.seed = nn.Parameter(torch.zeros(heads * width_per_head(dim, heads)))
+        self.seed = nn.Parameter(torch.zeros(dim))
         self.slope = nn.Parameter(slope_parameters(heads)) if query == "recency" else None
         self.key = nn.Linear(dim, dim, bias=False)
         self.value = nn.Linear(dim, dim, bias=False)

@@ -11,12 +11,7 @@ BASE = 10_000.0
 
 
 def _angles(positions: Tensor, dim: int) -> Tensor:
-    """(...) positions -> (..., D / 2) angles, computed in float64: float32 is too coarse for position * frequency.
-
-    Raises ValueError if D is odd.
-    """
-    if dim % 2:
-        raise ValueError(f"{dim} features can't be paired into sines and cosines: use an even width")
+    """(...) positions -> (..., D / 2) angles, computed in float64: float32 is too coarse for position * frequency."""
     exponents = torch.arange(0, dim, 2, dtype=torch.float64, device=positions.device) / dim
     return positions.double().unsqueeze(-1) * BASE**-exponents
 

@@ -117,11 +117,8 @@ def mix(inputs: Tensor, predicted: Tensor, probability: float) -> Tensor:
 
     A first pass reads the true inputs (B, T), and a word is sampled from each of its predictions: `predicted` (B, T).
     The one at t - 1, which has read the inputs up to t - 1, replaces input t with this probability; BEGIN stays. The
-    labels stay the same (Bengio et al., 2015; in parallel: Mihaylova & Martins, 2019; Duckworth et al., 2019). Raises
-    ValueError unless `probability` lies between 0 and 1.
+    labels stay the same (Bengio et al., 2015; in parallel: Mihaylova & Martins, 2019; Duckworth et al., 2019).
     """
-    if not 0 <= probability <= 1:
-        raise ValueError(f"probability={probability} must be between 0 and 1")
     chosen = torch.rand(inputs.shape, device=inputs.device) < probability  # rand < 1: at 1 all, at 0 none
     return torch.where(chosen, torch.cat((inputs[:, :1], predicted[:, :-1]), dim=1), inputs)
 

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.attention import join_heads, padding_mask, split_heads, width_per_head
+from lmtrain.nn.attention import join_heads, padding_mask, split_heads
 from lmtrain.nn.blocks import Activation, FeedForward, ResidualOptions
 from lmtrain.nn.cross_attention import CrossAttention, CrossAttentionBlock
 from lmtrain.nn.dot_product import attend
@@ -134,14 +134,14 @@ class LearnedQueryAttention(nn.Module):
     """Multi-head attention whose queries are `queries` learned vectors, not projected (Ji, Gao & Xie, 2019).
 
     It is [softmax(s Q_i (X W_i^K)^T) X W_i^V] W_O, joined over the heads i. The scale s is 1 / sqrt(dim / heads) by
-    default. The source has a scale of 1 and no W_O. Raises ValueError if `dim` is not divisible by `heads`.
+    default. The source has a scale of 1 and no W_O.
     """
 
     def __init__(self, queries: int, dim: int, heads: int, *, scale: float | None = None) -> None:
         super().__init__()
         self.heads = heads
         self.scale = scale
-        self.queries = nn.Parameter(torch.randn(queries, heads * width_per_head(dim, heads)))
+        self.queries = nn.Parameter(torch.randn(queries, dim))
         self.key = nn.Linear(dim, dim, bias=False)
         self.value = nn.Linear(dim, dim, bias=False)
         self.output = nn.Linear(dim, dim, bias=False)

@@ -116,11 +116,6 @@ def test_monotonic_attention_equals_a_loop(training: bool, monkeypatch: pytest.M
     assert 0.2 < weights.sum() / (B * H * TQ) < 0.98
 
 
-def test_the_location_filter_has_a_center() -> None:
-    with pytest.raises(ValueError, match="width=4 must be odd"):
-        LocationAwareAttention(WIDTH, H, width=4)
-
-
 def test_location_aware_attention_equals_a_loop() -> None:
     query, key = inputs()
     layer = LocationAwareAttention(WIDTH, H, width=3).double()

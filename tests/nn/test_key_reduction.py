@@ -97,12 +97,6 @@ def test_linformer_rejects_a_pattern_because_its_keys_mix_the_whole_row(pattern:
         LinformerAttention(SelfAttention(8, 2, pattern=pattern), context=9, projected=3)
 
 
-def test_linformer_rejects_a_row_longer_than_its_projections() -> None:
-    layer = LinformerAttention(SelfAttention(8, 2), context=6, projected=3)
-    with pytest.raises(ValueError, match="7 positions are more than the context of 6"):
-        layer(torch.randn(1, 7, 8))
-
-
 def test_linformer_projections_keep_the_scale_of_keys_and_values() -> None:
     torch.manual_seed(0)
     layer, tokens = LinformerAttention(SelfAttention(8, 2), context=400, projected=100), torch.randn(400, 50)

@@ -147,12 +147,6 @@ def test_slopes_start_log_spaced(heads: int) -> None:
     assert slopes == pytest.approx(expected, rel=1e-4)
 
 
-def test_heads_must_divide_the_width() -> None:
-    for heads in 5, 0:
-        with pytest.raises(ValueError, match=f"a width of 12 is not divisible by {heads} heads"):
-            AttentionPooling(12, heads, FeedForward(12))
-
-
 def test_scores_are_float32_under_autocast() -> None:
     pool, x = pooling("recency"), torch.randn(2, 6, 8)
     expected = pool._project(x)[0]

@@ -41,12 +41,6 @@ def test_sinusoids_have_one_norm_and_their_distance_and_product_depend_only_on_t
         assert (here @ there).item() == pytest.approx(product, abs=1e-5)
 
 
-def test_an_odd_width_is_rejected() -> None:
-    for encode in sinusoidal, rotation:
-        with pytest.raises(ValueError, match="5 features can't be paired"):
-            encode(torch.arange(4), 5)
-
-
 def test_rotation_is_two_by_two_rotation_of_the_documented_pairs() -> None:
     x = torch.tensor([1.0, 2.0, 3.0, 4.0])
     rotated = rotate(x[None], rotation(torch.tensor([5]), 4))[0]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lmtrain import nn as nn_package
 from lmtrain.nn.blocks import NormPosition
 from lmtrain.nn.cross_attention import CrossAttention
-from lmtrain.nn.encoder_decoder import DecoderState, EncoderDecoderConfig
+from lmtrain.nn.encoder_decoder import DecoderState
 from lmtrain.nn.non_autoregressive import NonAutoregressive
 from lmtrain.nn.norms import NormKind, RMSNorm
 from lmtrain.nn.positions import sinusoidal
@@ -165,15 +165,6 @@ def test_the_copy_distribution_equals_a_loop() -> None:
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(3, 2))
 
 
-def test_copying_needs_shared_ids() -> None:
-    assert make(replace(CONFIG, source_vocab=7, copy=True)).prediction.pointer is not None
-    EncoderDecoderConfig(source_vocab=8, target_vocab=7)
-    with pytest.raises(ValueError, match="source_vocab=8"):
-        EncoderDecoderConfig(source_vocab=8, target_vocab=7, copy=True)
-    with pytest.raises(ValueError, match="target_vocab=2"):
-        EncoderDecoderConfig(source_vocab=8, target_vocab=2)
-
-
 def test_shift_puts_begin_before_and_end_behind() -> None:
     target = torch.tensor([[1, 2, 3], [4, 0, 0], [2, 2, 2]])
     inputs, labels, real = shift(target, torch.tensor([3, 1, 0]), CONFIG)
@@ -307,9 +298,6 @@ def test_scheduled_sampling_at_zero_keeps_all_and_at_one_only_the_first() -> Non
     predicted = gold + 101
     assert torch.equal(mix(gold, predicted, 0.0), gold)
     assert mix(gold, predicted, 1.0).tolist() == [[0, 101, 102, 103], [4, 105, 106, 107], [8, 109, 110, 111]]
-    for probability in (-0.1, 1.1, float("nan")):
-        with pytest.raises(ValueError, match="between 0 and 1"):
-            mix(gold, predicted, probability)
 
 
 def test_scheduled_sampling_replaces_each_place_independently_at_the_rate() -> None:
