@@ -27,6 +27,7 @@ PATTERNS: dict[str, object] = {
     "attention_stride": 5,
     "position": "alibi",
 }
+GLOBAL: dict[str, object] = PATTERNS | {"attention": ["global", "local+global"], "attention_globals": 2}
 
 
 class WrittenOut:
@@ -70,11 +71,12 @@ class WrittenOut:
         return turned
 
     def allowed(self, layer: int, query: int, key: int) -> bool:
-        """Whether attention lets a query attend to a key."""
+        """Whether attention lets a query attend to a key: positions, of which the first are those of global tokens."""
         if self.config.mode == "causal" and key > query:
             return False
         distance, parts = abs(query - key), self.config.layer_attention[layer].split("+")
         is_near = "local" in parts and distance < self.config.attention_window
+        is_near |= "global" in parts and min(query, key) < self.config.attention_globals
         return "full" in parts or is_near or ("strided" in parts and distance % self.config.attention_stride == 0)
 
     def mean(self, scores: list[Tensor], values: list[Tensor]) -> Tensor:
@@ -126,8 +128,11 @@ class WrittenOut:
         if self.config.position == "sinusoidal":
             for t, angles in enumerate(self.angles(t, self.config.dim) for t in range(len(text))):
                 x[t] = x[t] + torch.stack((angles.sin(), angles.cos()), dim=-1).flatten()
+        learned = list(self.weights.get("encoder.global_tokens", ()))
+        x = [*learned, *x]
         for layer in range(self.config.layers):
             x = self.block(layer, x)
+        x = x[len(learned) :]
         causal = self.config.mode == "causal"
         pooled = [self.pool(x, t) for t in (range(len(text)) if causal else [len(text) - 1])]
         logits = [embedding @ self.norm("norm", state) + self.weights["output_bias"] for state in pooled]
@@ -136,8 +141,8 @@ class WrittenOut:
 
 @pytest.mark.parametrize(
     "fields",
-    [SOURCE, {}, PATTERNS, PATTERNS | {"mode": "windowed"}],
-    ids=["source", "default", "patterns", "windowed patterns"],
+    [SOURCE, {}, *(kind | mode for kind in (PATTERNS, GLOBAL) for mode in ({}, {"mode": "windowed"}))],
+    ids=str,
 )
 def test_the_model_is_its_formulas(fields: dict[str, object]) -> None:
     model, text = build(**fields).double(), tokens(1, 12)
@@ -157,6 +162,7 @@ def test_sizes_of_attention_are_those_of_the_configuration() -> None:
     model = build(mode="windowed", layers=3, attention=["global", "compressed", "induced"], **sizes)
     names = "encoder.global_tokens", "encoder.blocks.2.inducing"
     assert [len(model.get_parameter(name)) for name in names] == [3, 7]
+    assert build(attention="local", **sizes).encoder.global_tokens is None
     assert model.encoder.blocks[0].attention.pattern.global_tokens == 3
     assert model.encoder.blocks[1].attention.stride == 5
     projected = build(mode="windowed", attention="linformer", **sizes)
