@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.nn.attention import ResidualProjection, SelfAttention, join_heads, split_heads
-from lmtrain.nn.blocks import Cache, FeedForward, Residual, ResidualOptions
+from lmtrain.nn.blocks import FeedForward, Residual, ResidualOptions
 from lmtrain.nn.dot_product import attention_weights
 from lmtrain.nn.dropout import drop
-from lmtrain.nn.kv_cache import CachePosition, KeyValueCache
 from lmtrain.nn.norms import NORMS, RMSNorm
 
 
@@ -71,28 +70,22 @@ class CrossAttention(nn.Module):
         `mask` is as for `attend`. Weights are those before dropout; their rows sum to one, or are zero for a query
         without a key.
         """
-        return self.attend_memory(query, self.project_memory(key, value), mask=mask)
-
-    def project_memory(self, key: Tensor, value: Tensor | None = None) -> Cache:
-        """Return the keys and values of (B, Tk, W), for many calls of `attend_memory`."""
-        keys = self.key_norm(split_heads(self.key(key), self.heads))
-        values = self._split_values(self.value(key if value is None else value))
-        return KeyValueCache(keys, values)
-
-    def attend_memory(self, query: Tensor, memory: Cache, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Do the same as `forward` with the keys and values of `project_memory`."""
-        pooled, weights = self.pooled(query, memory, mask=mask)
+        pooled, weights = self.pooled(query, key, value, mask=mask)
         return self.output(pooled), weights
 
-    def pooled(self, query: Tensor, memory: Cache, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The joined heads, not yet projected (B, Tq, sum of their widths), and the weights of `attend_memory`."""
-        weights = attention_weights(self._queries(query), memory.key, mask, self.scale)
-        dropped = drop(weights.to(memory.value.dtype), self.dropout, self.training)
-        return self._join_heads(dropped @ memory.value), weights
+    def pooled(
+        self, query: Tensor, key: Tensor, value: Tensor | None = None, *, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The joined heads, not yet projected (B, Tq, sum of their widths), and the weights of `forward`."""
+        values = self._split_values(self.value(key if value is None else value))
+        queries = self.query_norm(split_heads(self.query(query), self.heads))
+        keys = self.key_norm(split_heads(self.key(key), self.heads))
+        weights = self.weights(queries, keys, mask)
+        return self._join_heads(drop(weights.to(values.dtype), self.dropout, self.training) @ values), weights
 
-    def _queries(self, query: Tensor) -> Tensor:
-        """(B, Tq, W) -> (B, H, Tq, D)."""
-        return self.query_norm(split_heads(self.query(query), self.heads))
+    def weights(self, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
+        """Queries (B, H, Tq, D), keys (B, H, Tk, D) -> (B, H, Tq, Tk)."""
+        return attention_weights(query, key, mask, self.scale)
 
     def _join_heads(self, pooled: Tensor) -> Tensor:
         """(B, H, T, Dv) -> (B, T, sum of the widths)."""
@@ -164,14 +157,3 @@ class DecoderBlock(nn.Module):
         attended, weights = self.cross_attention(self.cross_residual.enter(x), memory, mask=memory_mask)
         x = self.cross_residual.leave(x, attended)
         return self.feed_forward_residual(x, self.feed_forward), weights
-
-    def step(
-        self, x: Tensor, memory: Cache, cache: KeyValueCache, at: CachePosition, *, memory_mask: Tensor | None = None
-    ) -> Tensor:
-        """One token per row, (B, 1, D) -> (B, 1, D); see `SelfAttention.step`.
-
-        `memory` comes from `cross_attention.project_memory`, which may write to it in `attend_memory`.
-        """
-        x = self.self_residual(x, lambda y: self.self_attention.step(y, cache, at))
-        x = self.cross_residual(x, lambda y: self.cross_attention.attend_memory(y, memory, mask=memory_mask)[0])
-        return self.feed_forward_residual(x, self.feed_forward)

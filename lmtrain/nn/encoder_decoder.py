@@ -6,17 +6,16 @@ decoder, V target words.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.nn.attention import SelfAttention, padding_mask
-from lmtrain.nn.blocks import Cache, EncoderBlock, FeedForward, NormPosition, ResidualOptions
+from lmtrain.nn.blocks import EncoderBlock, FeedForward, NormPosition, ResidualOptions
 from lmtrain.nn.cross_attention import CrossAttention, DecoderBlock
 from lmtrain.nn.dropout import drop
-from lmtrain.nn.kv_cache import CachePosition, KeyValueCache, Rows
 from lmtrain.nn.norms import NORMS, NormKind
 from lmtrain.nn.patterns import Pattern
 from lmtrain.nn.pointer import PointerAttention, copy_log_probs
@@ -84,12 +83,11 @@ class PositionedEmbedding(nn.Module):
         # Computed, so never saved.
         self.register_buffer("sinusoids", sinusoidal(torch.arange(config.max_length), config.dim), persistent=False)
 
-    def forward(self, tokens: Tensor, first: int = 0) -> Tensor:
-        """Tokens (B, T) at positions from `first` -> (B, T, D). Raises ValueError past `max_length`."""
-        last = first + tokens.shape[1]
-        if last > len(self.sinusoids):
-            raise ValueError(f"position {last - 1} does not exist: max_length={len(self.sinusoids)}")
-        return drop(self.words(tokens) + self.sinusoids[first:last], self.dropout, self.training)
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens (B, T) -> (B, T, D). Raises ValueError for more than `max_length`."""
+        if tokens.shape[1] > len(self.sinusoids):
+            raise ValueError(f"{tokens.shape[1]} tokens are too many: max_length={len(self.sinusoids)}")
+        return drop(self.words(tokens) + self.sinusoids[: tokens.shape[1]], self.dropout, self.training)
 
 
 class SourceEncoder(nn.Module):
@@ -113,43 +111,11 @@ class SourceEncoder(nn.Module):
         return self.norm(x), valid
 
 
-@dataclass
-class DecoderState:
-    """A decoder's caches for B rows that have read equally many tokens.
-
-    They are written in place: a state must not be used again after a step.
-    """
-
-    source: Tensor
-    """(B, Ts)."""
-    valid: Tensor
-    """(B, Ts) bool, True where the source is real."""
-    memory: Tensor
-    """(B, Ts, D), the encoded source."""
-    memories: list[Cache]
-    """Per layer, the keys and values of the memory, and the last alignment to it if the next one depends on that."""
-    caches: list[KeyValueCache]
-    """Per layer, the keys and values of the tokens read."""
-    length: int = 0
-    """How many tokens have been read."""
-
-    def select(self, index: Tensor) -> Self:
-        """Return the rows `index` (B',), in that order; rows may repeat. This state must not be used again."""
-        rows = Rows(index, len(self.source))
-        self.source, self.valid, self.memory = self.source[index], self.valid[index], self.memory[index]
-        for memory in self.memories:
-            memory.select(rows)
-        for cache in self.caches:
-            cache.select(rows, unused=cache.key.shape[-2] - self.length)
-        return self
-
-
 class Decoder(nn.Module):
     """Decoder blocks, whose self-attention has this pattern, followed by a norm if pre-norm."""
 
     def __init__(self, config: EncoderDecoderConfig, pattern: Pattern) -> None:
         super().__init__()
-        self.capacity = config.max_length
         self.blocks: Any = nn.ModuleList(
             DecoderBlock(
                 config.dim,
@@ -170,23 +136,6 @@ class Decoder(nn.Module):
             x, weights = block(x, memory, mask=mask, memory_mask=padding_mask(valid))
             per_layer.append(weights)
         return self.norm(x), torch.stack(per_layer)
-
-    def start(self, source: Tensor, valid: Tensor, memory: Tensor) -> DecoderState:
-        """Return a state that has read nothing."""
-        memories = [block.cross_attention.project_memory(memory) for block in self.blocks]
-        caches = [KeyValueCache(*block.self_attention.project(memory[:, :0])[1:]) for block in self.blocks]
-        for cache in caches:
-            cache.extend(self.capacity)
-        return DecoderState(source, valid, memory, memories, caches)
-
-    def step(self, x: Tensor, state: DecoderState) -> Tensor:
-        """Read the next input of each row: (B, 1, D) -> (B, 1, D), the last position of `forward` on all inputs."""
-        position = torch.full(x.shape[:1], state.length, device=x.device)
-        state.length += 1
-        at = CachePosition(position, state.length)
-        for block, memory, cache in zip(self.blocks, state.memories, state.caches, strict=True):
-            x = block.step(x, memory, cache, at, memory_mask=padding_mask(state.valid))
-        return self.norm(x)
 
 
 class Prediction(nn.Module):

@@ -73,8 +73,7 @@ class Rows:
 
 @dataclass
 class KeyValueCache:
-    """Keys and values: of the tokens read so far, in memory allocated ahead and written in place, without gradients; or
-    of the memory of `CrossAttention`, in training too.
+    """Keys and values of the tokens read so far, in memory allocated ahead and written in place, without gradients.
 
     key (B, H, N, D), value (B, H, N, Dv). Rows may hold different numbers of tokens: entries past a row's own length
     are finite and meaningless. A new cache is full.
@@ -107,7 +106,7 @@ class KeyValueCache:
 @dataclass
 class RecurrentState:
     """The base of states whose size does not depend on the number of tokens: tensors with one entry per row on the
-    first axis, which a step updates (in a language model in place, since a CUDA graph may replay it)."""
+    first axis, which a step updates in place, since a CUDA graph may replay it."""
 
     def extend(self, _tokens: int) -> None:
         """The capacity is unlimited."""

@@ -4,19 +4,34 @@ Shapes: B rows, T positions of the decoder, Ts of the source, Tq of queries, Tk 
 decoder, V target words.
 """
 
+from dataclasses import dataclass, replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.nn.encoder_decoder import (
     Decoder,
-    DecoderState,
     EncoderDecoderConfig,
     PositionedEmbedding,
     Prediction,
     SourceEncoder,
 )
 from lmtrain.nn.patterns import CAUSAL
+
+
+@dataclass(frozen=True)
+class Seq2SeqState:
+    """What has been read of B rows: source and valid (B, Ts), memory (B, Ts, D), inputs (B, T) from BEGIN on."""
+
+    source: Tensor
+    valid: Tensor
+    memory: Tensor
+    inputs: Tensor
+
+    def select(self, index: Tensor) -> "Seq2SeqState":
+        """Return the rows `index` (B',), in that order; rows may repeat."""
+        return Seq2SeqState(*(part[index] for part in (self.source, self.valid, self.memory, self.inputs)))
 
 
 class Seq2Seq(nn.Module):
@@ -78,20 +93,21 @@ class Seq2Seq(nn.Module):
         return self.decoder(self.embedding(inputs), memory, valid)[1]
 
     @torch.no_grad()
-    def start(self, source: Tensor, source_valid: Tensor | None = None) -> tuple[Tensor, DecoderState]:
+    def start(self, source: Tensor, source_valid: Tensor | None = None) -> tuple[Tensor, Seq2SeqState]:
         """Read the sources (B, Ts) and BEGIN; return log p of the first word (B, V) float32, and the state."""
         memory, valid = self.encoder(source, source_valid)
         begin = source.new_full((len(source),), self.config.begin_id)
-        return self.step(self.decoder.start(source, valid, memory), begin)
+        return self.step(Seq2SeqState(source, valid, memory, begin.new_empty(len(begin), 0)), begin)
 
     @torch.no_grad()
-    def step(self, state: DecoderState, tokens: Tensor) -> tuple[Tensor, DecoderState]:
+    def step(self, state: Seq2SeqState, tokens: Tensor) -> tuple[Tensor, Seq2SeqState]:
         """Read one more word per row, (B,); return log p of the next one (B, V) float32, and the new state.
 
-        Raises ValueError when the state holds `max_length` tokens, BEGIN among them.
+        The decoder reads all words again. Raises ValueError when the state holds `max_length` of them, with BEGIN.
         """
-        decoded = self.decoder.step(self.embedding(tokens.unsqueeze(-1), state.length), state)
-        return self.prediction(decoded, state.memory, state.source, state.valid).squeeze(1), state
+        state = replace(state, inputs=torch.cat((state.inputs, tokens.unsqueeze(-1)), dim=1))
+        decoded, _ = self.decoder(self.embedding(state.inputs), state.memory, state.valid)
+        return self.prediction(decoded[:, -1:], state.memory, state.source, state.valid).squeeze(1), state
 
     def _predict(self, inputs: Tensor, memory: Tensor, source: Tensor, valid: Tensor) -> Tensor:
         decoded, _ = self.decoder(self.embedding(inputs), memory, valid)

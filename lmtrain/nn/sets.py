@@ -48,7 +48,7 @@ class PlainBlock(nn.Module):
 
     def forward(self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """x (B, Tq, D), memory (B, T, D) -> (B, Tq, D). `mask` is as for `attend`."""
-        pooled, _ = self.attention.pooled(x, self.attention.project_memory(memory), mask=mask)
+        pooled, _ = self.attention.pooled(x, memory, mask=mask)
         return pooled + F.relu(self.attention.output(pooled))
 
 

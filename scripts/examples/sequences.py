@@ -2,9 +2,9 @@
 
     python scripts/examples/sequences.py [--decoding autoregressive|parallel|parallel-fixed]
 
-A sequence has 4 to 16 random symbols out of 10. The autoregressive model (Vaswani et al., 2017) decodes greedily with
-cached keys and values; the parallel one (Gu et al., 2018) predicts the number of tokens from the source, and then all
-tokens in one pass; the parallel-fixed one predicts the same number of tokens for every source, cut at the first END.
+A sequence has 4 to 16 random symbols out of 10. The autoregressive model (Vaswani et al., 2017) decodes greedily; the
+parallel one (Gu et al., 2018) predicts the number of tokens from the source, and then all tokens in one pass; the
+parallel-fixed one predicts the same number of tokens for every source, cut at the first END.
 `exact_match` is the share of unseen sequences that are right from end to end: training batches leave them out.
 `exact_match_given_lengths` is the parallel model's share when the true lengths replace those that it predicts.
 

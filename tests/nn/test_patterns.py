@@ -15,7 +15,6 @@ from torch import Tensor
 from lmtrain.nn.attention import SelfAttention, join_heads, padding_mask, split_heads
 from lmtrain.nn.cross_attention import CrossAttention
 from lmtrain.nn.dot_product import attend
-from lmtrain.nn.kv_cache import Rows
 from lmtrain.nn.patterns import Pattern
 from tests.nn.patterns import LONG, alibi, every_pattern, loop, random_qkv
 
@@ -105,7 +104,7 @@ def test_many_queries_and_few_keys_in_a_window_equal_a_loop(causal: bool) -> Non
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_cross_attention_of_any_widths_equals_a_loop_and_attends_to_its_memory_again(padded: bool) -> None:
+def test_cross_attention_of_any_widths_equals_a_loop(padded: bool) -> None:
     torch.manual_seed(0)
     widths = {"key_dim": 5, "value_dim": 6, "output_dim": 9, "head_dim": 7, "value_head_dim": 3}
     layer = CrossAttention(8, 2, **widths, qk_norm=True).double()
@@ -116,10 +115,6 @@ def test_cross_attention_of_any_widths_equals_a_loop_and_attends_to_its_memory_a
     queries, keys, values = (split_heads(x, 2) for x in (layer.query(query), layer.key(key), layer.value(value)))
     expected = layer.output(join_heads(loop(layer.query_norm(queries), layer.key_norm(keys), values, keep)))
     torch.testing.assert_close(layer(query, key, value, mask=mask)[0], expected)
-    memory, order = layer.project_memory(key, value), torch.tensor([1, 0, 1])
-    memory.select(Rows(order, 2))
-    again, _ = layer.attend_memory(query[order], memory, mask=None if mask is None else mask[order])
-    torch.testing.assert_close(again, expected[order])
 
 
 def test_without_a_scale_attention_is_softmax_of_plain_products() -> None:

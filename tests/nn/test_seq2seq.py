@@ -1,10 +1,10 @@
-"""The encoder-decoder: teacher forcing against cached steps, and its losses against loops."""
+"""The encoder-decoder: teacher forcing against steps and searches, and its losses against loops."""
 
 import functools
 import itertools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,9 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain import nn as nn_package
+from lmtrain.generation.beam import beam_search
+from lmtrain.generation.options import Options
+from lmtrain.generation.sampling import sample
 from lmtrain.nn.blocks import NormPosition
 from lmtrain.nn.cross_attention import CrossAttention
-from lmtrain.nn.encoder_decoder import DecoderState
 from lmtrain.nn.non_autoregressive import NonAutoregressive
 from lmtrain.nn.norms import NormKind, RMSNorm
 from lmtrain.nn.positions import sinusoidal
@@ -34,7 +36,7 @@ from tests.nn.translation import BEGIN, CONFIG, END, INPUTS, KINDS, LENGTHS, SOU
         (functools.partial(CrossAttention, head_dim=6, value_head_dim=[3, 5]), "pre"),
     ],
 )
-def test_cached_steps_equal_teacher_forcing(
+def test_steps_equal_teacher_forcing(
     attention: Callable[..., CrossAttention], copy: bool, position: NormPosition
 ) -> None:
     model = make(replace(CONFIG, copy=copy, cross_attention=attention, norm_position=position))
@@ -44,6 +46,31 @@ def test_cached_steps_equal_teacher_forcing(
     for t in range(1, INPUTS.shape[1]):
         log_probs, state = model.step(state, INPUTS[:, t])
         torch.testing.assert_close(log_probs, expected[:, t], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("attention", KINDS)
+def test_searches_choose_and_score_words_as_teacher_forcing_does(attention: type[CrossAttention], copy: bool) -> None:
+    """Rows that have ended are dropped between steps; those of a beam are also repeated."""
+    model = make(replace(CONFIG, copy=copy, cross_attention=attention))
+    model.prediction.vocabulary.weight.data.mul_(3)
+
+    def ends(ids: Sequence[int]) -> bool:
+        return ids[-1] == END
+
+    greedy = sample(*model.start(SOURCE, VALID), model.step, Options(max_tokens=6), is_end=ends, blocked=[BEGIN])
+    beams = Options(max_tokens=6, beams=3, results=3)
+    found = beam_search(*model.start(SOURCE, VALID), model.step, beams, is_end=ends, blocked=[BEGIN])
+    for row, (first, hypotheses) in enumerate(zip(greedy, found, strict=True)):
+        for hypothesis in (first, *hypotheses):
+            text = torch.tensor([[BEGIN, *hypothesis.ids]])
+            log_probs = model(SOURCE[row : row + 1], text[:, :-1], VALID[row : row + 1])[0]
+            scores = log_probs.gather(-1, text[0, 1:].unsqueeze(-1)).flatten()
+            torch.testing.assert_close(torch.tensor(hypothesis.token_log_probs), scores, atol=1e-4, rtol=0)
+            if hypothesis is first:
+                log_probs[:, BEGIN] = -torch.inf
+                assert log_probs.argmax(-1).tolist() == list(first.ids)
+        assert len({hypothesis.ids for hypothesis in hypotheses}) == 3
 
 
 @pytest.mark.parametrize("copy", [False, True])
@@ -88,8 +115,8 @@ def test_predictions_are_float32_also_from_bf16_weights() -> None:
 
 def test_the_embedding_adds_sinusoids_and_has_an_end() -> None:
     model = make()
-    expected = model.embedding.words.weight[INPUTS[:1, :3]] + sinusoidal(torch.arange(2, 5), 16)
-    torch.testing.assert_close(model.embedding(INPUTS[:1, :3], first=2), expected)
+    expected = model.embedding.words.weight[INPUTS[:1, :3]] + sinusoidal(torch.arange(3), 16)
+    torch.testing.assert_close(model.embedding(INPUTS[:1, :3]), expected)
     with pytest.raises(ValueError, match="max_length=9"):
         model(torch.zeros(1, 10, dtype=torch.long), INPUTS)
 
@@ -137,13 +164,12 @@ def test_gradients_reach_every_parameter(
 def test_a_selected_state_continues_and_a_full_one_is_rejected() -> None:
     model = make(replace(CONFIG, copy=True))
     _, state = model.start(SOURCE, VALID)
-    chosen: DecoderState = state.select(torch.tensor([2, 2, 0]))
+    chosen = state.select(torch.tensor([2, 2, 0]))
     after, chosen = model.step(chosen, INPUTS[[2, 1, 0], 1])
     expected = model(SOURCE[[2, 2, 0]], INPUTS[[2, 1, 0], :2], VALID[[2, 2, 0]])
     torch.testing.assert_close(after, expected[:, 1], atol=1e-5, rtol=0)
     for _ in range(7):
         _, chosen = model.step(chosen, INPUTS[:, 1])
-    assert chosen.length == CONFIG.max_length
     with pytest.raises(ValueError, match="max_length=9"):
         model.step(chosen, INPUTS[:, 1])
 
