@@ -1,5 +1,7 @@
 """Cross-attention in which a query's weights depend on those of the previous query: monotonic and location-aware.
 
+Masks are those of `padding_mask`, (B, 1, 1, Tk) bool: False gets no weight.
+
 Shapes: B rows, H heads, Tq positions of queries, Tk of keys, D features per head, W the width of an input or output, R
 the width of a filter.
 """
@@ -18,8 +20,8 @@ class MonotonicAttention(CrossAttention):
     From where the previous query stopped, a query inspects one key after the other, and stops at a key with the
     probability sigmoid(e), where e is a scaled dot product plus a learned offset (for every head, as in Ma et al.,
     2020). In training mode the weights are the expected alignments, and standard normal noise on e favors probabilities
-    near 0 and 1. In evaluation mode, a query stops at the first key where e > 0. A query that passes the last key
-    attends to nothing, as do all after it.
+    near 0 and 1. In evaluation mode these are 0 and 1: a query stops at the first key where e > 0. A query that passes
+    the last key attends to nothing, as do all after it.
     """
 
     def __init__(self, dim: int, heads: int) -> None:
@@ -30,9 +32,8 @@ class MonotonicAttention(CrossAttention):
         """Queries (B, H, Tq, D), keys (B, H, Tk, D) -> (B, H, Tq, Tk), float32 at least."""
         energy = at_least_float32((query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)) + self.offset
         mask = torch.ones_like(energy, dtype=torch.bool) if mask is None else mask
-        if not self.training:
-            return hard_alignment((energy > 0) & mask).to(energy.dtype)
-        return expected_alignment((energy + torch.randn_like(energy)).sigmoid() * mask)
+        probability = (energy + torch.randn_like(energy)).sigmoid() if self.training else (energy > 0).to(energy.dtype)
+        return expected_alignment(probability * mask)
 
 
 def expected_alignment(probability: Tensor) -> Tensor:
@@ -59,21 +60,6 @@ def expected_alignment(probability: Tensor) -> Tensor:
         columns.append(stopped)
     back = F.pad(torch.stack(columns, dim=-1).flatten(-2), (0, queries))
     return back.view(*probability.shape[:-1], queries + keys + 1)[..., :keys]
-
-
-def hard_alignment(stops: Tensor) -> Tensor:
-    """Return the alignments for probabilities of 0 and 1: (B, H, Tq, Tk) bool, True where a query stops.
-
-    stops (B, H, Tq, Tk) bool: whether query i stops at key j, given that it inspects j.
-    """
-    inspected = torch.ones_like(stops[:, :, 0])  # (B, H, Tk), by query 0
-    alignments = []
-    for stop in stops.unbind(2):
-        candidates = stop & inspected
-        alignment = candidates & (candidates.cumsum(-1) == 1)
-        inspected = alignment.cumsum(-1) > 0
-        alignments.append(alignment)
-    return torch.stack(alignments, dim=2)
 
 
 class LocationAwareAttention(CrossAttention):
