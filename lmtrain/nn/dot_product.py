@@ -34,7 +34,7 @@ def attend(
 
     `mask` broadcasts to (B, H, Tq, Tk). A bool mask is True where the query may attend to the key; a query that may
     attend to no key gets zeros. A float mask is added to the scores, and must leave every query a key. `pattern` masks
-    further keys by position, with the first query and the first key at 0. `dropout` is the rate on the weights.
+    further keys by position, where there are as many queries as keys. `dropout` is the rate on the weights.
 
     | case                                              | computation                                              |
     | ------------------------------------------------- | -------------------------------------------------------- |
@@ -44,7 +44,7 @@ def attend(
     | otherwise on a CPU                                | plain; compiled, it is faster than the fused bf16 kernel |
     """
     window, length = pattern.local_window, query.shape[-2]
-    if window is not None and mask is None and length == key.shape[-2] > LONG and 2 * window <= length:
+    if window is not None and mask is None and length > LONG and 2 * window <= length:
         return _attend_local(query, key, value, pattern, window, dropout, scale)
     if query.is_cuda:
         if pattern == CAUSAL and mask is None:
@@ -57,7 +57,7 @@ def attend(
             query, key, wide = (at_least_float32(x) for x in (query, key, value))
             mask = mask.to(query.dtype) if mask is not None and mask.is_floating_point() else mask
             return F.scaled_dot_product_attention(query, key, wide, mask, scale=scale).to(value.dtype)
-    empty = mask is not None or length > key.shape[-2]  # a pattern always leaves every query a key
+    empty = mask is not None  # a pattern always leaves every query a key
     mask = _with_pattern(mask, pattern, query, key)
     weights = attention_weights(query, key, mask, scale, empty=empty)
     return drop(weights.to(value.dtype), dropout) @ value
@@ -136,7 +136,7 @@ def _masked_product(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
 def _with_pattern(mask: Tensor | None, pattern: Pattern, query: Tensor, key: Tensor) -> Tensor | None:
     if pattern == FULL:
         return mask
-    allowed = pattern.mask(query.shape[-2], key.shape[-2], query.device)
+    allowed = pattern.mask(query.shape[-2], query.device)
     return allowed if mask is None else restrict(mask, allowed)
 
 

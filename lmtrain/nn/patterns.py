@@ -1,6 +1,6 @@
 """Attention patterns: which keys a query may attend to, each a rule of two positions.
 
-Shapes: Tq positions of queries, Tk of keys.
+Shapes: T positions.
 """
 
 from dataclasses import dataclass
@@ -54,9 +54,10 @@ class Pattern:
         """The window if the pattern has no other part, else None."""
         return self.window if self.stride is None and self.global_tokens is None else None
 
-    def mask(self, queries: int, keys: int, device: torch.device) -> Tensor:
-        """Return the mask for queries 0 .. Tq - 1 and keys 0 .. Tk - 1: (Tq, Tk) bool, True = may attend."""
-        return self(torch.arange(queries, device=device).unsqueeze(-1), torch.arange(keys, device=device))
+    def mask(self, length: int, device: torch.device | None = None) -> Tensor:
+        """Return the mask for queries and keys 0 .. T - 1: (T, T) bool, True = may attend."""
+        positions = torch.arange(length, device=device)
+        return self(positions.unsqueeze(-1), positions)
 
 
 FULL = Pattern()

@@ -11,7 +11,6 @@ Shapes: T positions of queries and of keys.
 import math
 from dataclasses import replace
 
-import torch
 from example import parse, report
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
@@ -39,7 +38,7 @@ COLORS = ListedColormap(["white", "#2b5c8a"])
 
 def share(pattern: Pattern, length: int) -> float:
     """Return the fraction of all pairs of a query and a key that the pattern allows."""
-    return pattern.mask(length, length, torch.device("cpu")).double().mean().item()
+    return pattern.mask(length).double().mean().item()
 
 
 def keys_per_query() -> dict[str, list[float]]:
@@ -58,7 +57,7 @@ def keys_per_query() -> dict[str, list[float]]:
 
 
 def draw_pattern(axes: Axes, name: str, pattern: Pattern) -> None:
-    axes.imshow(pattern.mask(T, T, torch.device("cpu")).numpy(), cmap=COLORS, vmin=0, vmax=1)
+    axes.imshow(pattern.mask(T).numpy(), cmap=COLORS, vmin=0, vmax=1)
     axes.set_title(f"{share(pattern, T):.0%}" if pattern.causal else f"{name}\n{share(pattern, T):.0%}")
     axes.set_xticks([0, 10, 20, 30])
     axes.set_yticks([0, 10, 20, 30])

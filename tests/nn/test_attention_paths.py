@@ -32,7 +32,7 @@ def test_long_rows_equal_dense(pattern: Pattern, kind: str) -> None:
     padding = (torch.arange(LONG) >= BLOCK + 7)[None]  # the first block, and its queries, have no key
     mask = {"none": None, "float": alibi(LONG), "bool": ~hidden, "padding": padding_mask(padding)}[kind]
     # The reference: the pattern as a mask only, which the dense path takes as it is.
-    allowed = pattern.mask(LONG, LONG, torch.device("cpu"))
+    allowed = pattern.mask(LONG)
     if kind == "float":
         dense = alibi(LONG).masked_fill(~allowed, float("-inf"))
     else:
@@ -47,7 +47,7 @@ def test_long_rows_equal_dense(pattern: Pattern, kind: str) -> None:
 def test_local_attention_in_blocks_equals_dense(window: int, causal: bool, length: int) -> None:
     leaves = query, key, value = random_qkv(length, rows=2)
     pattern = Pattern(causal=causal, window=window)
-    expected = attend(query, key, value, pattern.mask(length, length, torch.device("cpu")))
+    expected = attend(query, key, value, pattern.mask(length))
     assert_same(attend(query, key, value, pattern=pattern), expected, leaves)
 
 
@@ -134,7 +134,7 @@ def on_cuda() -> list[Tensor]:
 @every_sparse_pattern
 def test_cuda_patterns_equal_dense(pattern: Pattern) -> None:
     leaves = query, key, value = on_cuda()
-    dense = attend(query.cpu(), key.cpu(), value.cpu(), pattern.mask(LONG, LONG, torch.device("cpu"))).cuda()
+    dense = attend(query.cpu(), key.cpu(), value.cpu(), pattern.mask(LONG)).cuda()
     assert_same(attend(query, key, value, pattern=pattern), dense, leaves, 1e-2)
 
 
