@@ -98,7 +98,7 @@ class Run:
         0.8 and top-p 0.95, another one each time unless `seed` is given; `temperature=0` is greedy, and `beams=4` is a
         beam search. If an option asks for several texts, the best is returned; `complete` returns all of them, with
         their log-probabilities.
-        Raises ValueError for invalid options, and TypeError for unknown ones.
+        Raises ValueError for invalid options.
         """
         if isinstance(prompts, str):
             return self.generate([prompts], **options)[0]

@@ -3,7 +3,7 @@
 import secrets
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -19,7 +19,6 @@ from lmtrain.cli.options import (
     run_folders,
 )
 from lmtrain.errors import UsageError
-from lmtrain.generation.options import SAMPLED, Options, StopKind
 from lmtrain.system.messages import log
 
 LENGTH, SAMPLING, SEARCH = "Length and end", "Sampling (default)", "Search, in place of sampling"
@@ -58,7 +57,10 @@ def generate(
     max_tokens: Annotated[
         int, _option(LENGTH, "Maximum number of tokens to generate.", "--max-tokens", "-n", metavar="N")
     ] = 100,
-    stop: Annotated[StopKind, _option(LENGTH, "End at the end of the line, the sentence or the document.")] = "none",
+    stop: Annotated[
+        Literal["none", "line", "sentence", "document"],
+        _option(LENGTH, "End at the end of the line, the sentence or the document."),
+    ] = "none",
     stop_string: Annotated[
         list[str] | None, _option(LENGTH, "End before this text. Repeat it for several.", metavar="TEXT")
     ] = None,
@@ -111,6 +113,7 @@ def generate(
     On a terminal a single text is streamed.
     """
     from lmtrain.config.loader import is_override
+    from lmtrain.config.mistakes import shown
 
     overrides = arguments(prompt, overrides)
     prompt = None if not overrides or is_override(overrides[0]) else overrides.pop(0)
@@ -128,8 +131,11 @@ def generate(
     if asks and as_json:
         raise UsageError("--json needs a prompt: give one as an argument")
 
+    from pydantic import ValidationError
+
     from lmtrain.api.run import load
     from lmtrain.cli.prompting import complete_prompt, complete_prompts, interactive
+    from lmtrain.generation.options import SAMPLED, Options
     from lmtrain.generation.prompts import read_all, read_prompts
 
     if searches:
@@ -153,10 +159,10 @@ def generate(
             stop_strings=tuple(stop_string or ()),
             raw=raw,
         )
-    except ValueError as error:
-        field, _, rest = str(error).partition("=")
-        is_field = field in Options.__dataclass_fields__
-        raise UsageError(f"--{field.replace('_', '-')} {rest}" if is_field else str(error)) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = f"{first['loc'][0]}={shown(first['input'])}: " if first["loc"] else ""
+        raise UsageError(field + first["msg"].removeprefix("Value error, ")) from None
     folders = run_folders("generate", run, config, overrides)
     trained = load(folders, checkpoint=checkpoint, weights=weights, device=device, precision=precision)
     if has_random_seed:

@@ -1,13 +1,14 @@
 """All options of a completion, validated together."""
 
-from dataclasses import dataclass, fields
-from numbers import Integral, Real
-from typing import Literal, get_args
+from typing import Annotated, Literal, Self
+
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic.dataclasses import dataclass
 
 StopKind = Literal["none", "line", "sentence", "document"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Options:
     """How prompts are continued: greedily (`temperature` 0), by sampling, or by beam search (`beams` above 1).
 
@@ -25,44 +26,31 @@ class Options:
     its `length` tokens. The `results` best texts by score are returned: among a prompt's `samples` (None: all), or
     among the texts that `beams` find (None: one). Equal samples are all returned.
 
-    Raises ValueError for a value out of its range, and for options that contradict each other.
+    Raises ValidationError, a ValueError, for an unknown option, a value out of its range, and options that contradict
+    each other.
     """
 
-    max_tokens: int = 100
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    samples: int = 1
+    max_tokens: PositiveInt = 100
+    temperature: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    top_k: NonNegativeInt = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
+    samples: PositiveInt = 1
     seed: int = 0
-    beams: int = 1
-    results: int | None = None
-    length_penalty: float = 0.0
+    beams: PositiveInt = 1
+    results: PositiveInt | None = None
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] = 0.0
     stop: StopKind = "none"
-    stop_strings: tuple[str, ...] = ()
+    stop_strings: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """A text ends before the first of these that it would contain; see `Stops` for how they are searched for."""
     raw: bool = False
     """Keep the corpus's spacing in a word-level text, and read the prompt's words as they are."""
 
-    def __post_init__(self) -> None:
-        for name, least in (("max_tokens", 1), ("samples", 1), ("beams", 1), ("results", 1), ("top_k", 0)):
-            value = getattr(self, name)
-            if (name, value) != ("results", None) and (not isinstance(value, Integral) or value < least):
-                raise ValueError(f"{name}={value} must be a whole number, at least {least}")
-        seed: object = self.seed  # from Python it may have any type
-        if not isinstance(seed, Integral):
-            raise ValueError(f"seed={seed!r} must be a whole number")
-        self._check_numbers()
-        if not (self.temperature == 0 or 1e-6 <= self.temperature <= 1e6):
-            raise ValueError(f"temperature={self.temperature} must be 0 or between 1e-6 and 1e6")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p} must be above 0 and at most 1")
-        for name, low, high in (("min_p", 0, 1), ("repetition_penalty", 1e-6, 1e6), ("length_penalty", -10, 10)):
-            if not low <= getattr(self, name) <= high:
-                raise ValueError(f"{name}={getattr(self, name)} must be between {low:g} and {high:g}")
-        if self.stop not in get_args(StopKind):
-            raise ValueError(f"stop={self.stop!r} must be one of {', '.join(get_args(StopKind))}")
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if 0 < self.temperature < 1e-6:  # some quotients would be infinite
+            raise ValueError(f"temperature={self.temperature} must be 0 or at least 1e-6")
         sampling = ("samples", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
         if self.beams > 1 and any(getattr(self, name) != getattr(Options, name) for name in sampling):
             raise ValueError("beam search (beams > 1) allows no sampling and no repetition penalty: leave them out")
@@ -74,26 +62,12 @@ class Options:
             raise ValueError(
                 f"results={self.results}: {generated} generated for each prompt; lower it, or raise samples or beams"
             )
-        _check_strings(self.stop_strings)
-
-    def _check_numbers(self) -> None:
-        for field in fields(self):
-            if field.type is float and not isinstance(getattr(self, field.name), Real):
-                raise ValueError(f"{field.name}={getattr(self, field.name)!r} must be a number")
+        return self
 
     @property
     def returned(self) -> int:
         """How many texts are returned for each prompt."""
         return self.results or (1 if self.beams > 1 else self.samples)
-
-
-def _check_strings(strings: object) -> None:
-    if not isinstance(strings, tuple | list) or not all(isinstance(text, str) and text for text in strings):
-        raise ValueError("stop strings must be a list of nonempty strings")
-    try:
-        "".join(strings).encode()
-    except UnicodeEncodeError:
-        raise ValueError("a stop string has a lone surrogate: it is not Unicode text, so remove it") from None
 
 
 SAMPLED = Options(temperature=0.8, top_p=0.95)

@@ -45,11 +45,8 @@ def test_a_prompt_gives_the_text_of_the_command(lmtrain: Lmtrain, workdir: Path)
         with pytest.raises(TypeError, match="prompts must be a list of strings"):
             run.complete(prompts, Options())  # type: ignore[arg-type]
     assert len({run.generate("The", max_tokens=12) for _ in range(5)}) > 1
-    for seed in (None, "3", 3.0):
-        with pytest.raises(ValueError, match=rf"seed={seed!r} must be a whole number"):
-            run.generate("The", seed=seed)
-    for name, value in (("beams", "4"), ("beams", None), ("temperature", None), ("top_p", "high")):
-        with pytest.raises(ValueError, match=rf"^{name}=.* must be a "):
+    for name, value in (("seed", None), ("beams", None), ("temperature", None), ("top_p", "high"), ("topk", 3)):
+        with pytest.raises(ValueError, match=rf"for Options\n{name}\n"):
             run.generate("The", **{name: value})
 
 

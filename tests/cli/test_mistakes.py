@@ -21,6 +21,7 @@ WRONG_USAGE = {
     "unknown option": (["train", "--confg", "x"], "--confg"),
     "unknown precision": (["eval", "--precision", "fp12"], "'--precision'"),
     "unknown checkpoint": (["eval", "--checkpoint", "newest"], "neither best, last nor a step number"),
+    "no tokens": (["generate", "x", "-n", "0"], "max_tokens=0: Input should be greater than 0"),
     "fields as JSON": (["train", "--fields", "--json"], "leave --json, --config and --resume out"),
     "fields of a run": (["train", "--fields", "--resume", "sample"], "leave --json, --config and --resume out"),
     "fields of a recipe": (["train", "--fields", "-c", "wikitext2-cpu"], "--fields prints the defaults"),
@@ -42,7 +43,7 @@ WRONG_USAGE = {
     "a run to train": (["train", "--run", "w"], "run.name=NAME names a new run, and --resume RUN resumes one."),
     "more results than texts": (
         ["generate", "x", "--results", "5"],
-        "--results 5: only 1 text is generated for each prompt; lower it, or raise samples or beams",
+        "results=5: only 1 text is generated for each prompt; lower it, or raise samples or beams",
     ),
     "a configuration as a source": (["train", "type.yaml"], "type.yaml is a configuration: write `-c type.yaml`"),
     "a recipe as a source": (["train", "wikitext2-cpu"], "wikitext2-cpu is a configuration: write `-c wikitext2-cpu`"),

@@ -160,12 +160,12 @@ def test_log_probabilities_are_those_of_the_text_read_again(mode: str, search: s
 
 WRONG: dict[str, list[Any]] = {
     "max_tokens": [0, 2.5],
-    "temperature": [-0.1, 1e-7, 1e7, math.inf, math.nan, "1"],
+    "temperature": [-0.1, 1e-7, 1e7, math.inf, math.nan, "x"],
     "top_k": [-1],
-    "top_p": [-0.1, 0.0, 1.1, "1"],
-    "min_p": [-0.1, 1.1, math.nan, "1"],
-    "repetition_penalty": [0.0, 1e-7, 1e7, math.inf, "1"],
-    "length_penalty": [-400.0, 11.0, 400.0, math.nan, "1"],
+    "top_p": [-0.1, 0.0, 1.1, "x"],
+    "min_p": [-0.1, 1.1, math.nan],
+    "repetition_penalty": [0.0, 1e-7, 1e7, math.inf],
+    "length_penalty": [-400.0, 11.0, 400.0, math.nan],
     "samples": [0, 2],
     "beams": [0],
     "results": [0, 2],
@@ -182,7 +182,7 @@ CONTRADICTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", CONTRADICTIONS, ids=str)
 def test_contradictions_and_numbers_out_of_their_range_are_rejected(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=rf"^{list(options)[-1]}=|^stop strings must|^a stop string has|^beam search"):
+    with pytest.raises(ValueError, match=rf"\n{list(options)[-1]}[.\n]|error, ({list(options)[-1]}=|beam search)"):
         Options(**options)
 
 
