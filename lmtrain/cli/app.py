@@ -11,7 +11,7 @@ import typer
 
 from lmtrain import __version__
 from lmtrain.cli import data, evaluate, export, generate, train
-from lmtrain.cli.options import Command, accepts, require_single_process
+from lmtrain.cli.options import Command, require_single_process
 from lmtrain.errors import AlreadyReported, LmtrainError, UsageError
 from lmtrain.system import launcher
 from lmtrain.system.allocator import retain_heap
@@ -20,6 +20,7 @@ from lmtrain.system.messages import escaped_lines, log
 WRONG_USAGE = 2
 PARSER_ERROR: Any = typer.BadParameter.__mro__[1]
 """The parser's base class of all usage errors; typer exports only its subclass BadParameter."""
+HINT = "A field is set without dashes, as section.field=value; a prompt that begins with - needs -- before it."
 
 app = typer.Typer(
     name="lmtrain",
@@ -69,13 +70,13 @@ def main() -> None:
         if status:
             raise SystemExit(status)
     except PARSER_ERROR as error:
-        shown, hint = io.StringIO(), _hint(error)
-        if hint:
-            error.possibilities = []  # the hint replaces the parser's own guesses
+        shown = io.StringIO()
         error.message = error.message.removeprefix("Value error, ")  # of pydantic, which newer versions of typer use
         error.show(shown)
+        if hasattr(error, "possibilities"):  # an unknown option
+            print(HINT, file=shown)
         with suppress(OSError):  # such as a closed terminal
-            print(escaped_lines(shown.getvalue() + hint), end="", file=sys.stderr, flush=True)
+            print(escaped_lines(shown.getvalue()), end="", file=sys.stderr, flush=True)
         raise SystemExit(WRONG_USAGE) from None
     except AlreadyReported:
         raise SystemExit(1) from None
@@ -88,23 +89,6 @@ def main() -> None:
         _fail(f"{error.object[error.start]!r} can't be written in {error.encoding}: {remedy}")
     except OSError as error:
         _fail(f"{error.filename or 'input or output'}: {error.strerror or error}")
-
-
-def _hint(error: Any) -> str:
-    """Return what an unknown option may be instead: a field, such as train.lr for `--lr 1e-3`, or a prompt."""
-    if not hasattr(error, "possibilities"):  # only the error of an unknown option has them
-        return ""
-    from lmtrain.config.names import described, meant
-
-    unknown, command = str(error.option_name), str(error.ctx.command.name)
-    if unknown in ("--run", "-r") and command == "train":
-        return "run.name=NAME names a new run, and --resume RUN resumes one.\n"
-    names = [name for name in meant(unknown.lstrip("-")) if "." in name]  # not that of a section
-    if fields := [name for name in names if accepts(command, name)]:
-        return f"A field is set without dashes, as section.field=value: {described(fields)}\n"
-    if command == "generate" and not error.possibilities:
-        return 'A prompt that begins with - needs -- before it: lmtrain generate -- "- a prompt"\n'
-    return ""
 
 
 def _thread_failed(failure: threading.ExceptHookArgs) -> None:

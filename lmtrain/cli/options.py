@@ -71,8 +71,7 @@ ACCEPTED = {
     "generate": ("run.name", "run.dir"),
     "export": ("run.dir",),
 }
-"""The fields and sections that the commands of a trained run accept: the rest is what it was trained with. The other
-commands accept all fields."""
+"""The fields and sections that the commands of a trained run accept: the rest is what it was trained with."""
 
 
 class Command(TyperCommand):
@@ -97,13 +96,6 @@ def arguments(source: str | None, overrides: list[str] | None) -> list[str]:
     return [*([] if source is None else [source]), *(overrides or [])]
 
 
-def accepts(command: str, override: str) -> bool:
-    """Whether the command accepts an override of this field."""
-    from lmtrain.config.loader import overrides_of
-
-    return command not in ACCEPTED or bool(overrides_of([override], *ACCEPTED[command]))
-
-
 def run_folders(command: str, runs: list[Path] | None, config: Path | None, overrides: list[str]) -> list[Path]:
     """Return the folders of the runs to use; the first of these that is given decides: `runs`, run.name in `overrides`
     or in the environment, run.name in the file `config`, the name of that file. Without any, it is the latest run.
@@ -115,7 +107,7 @@ def run_folders(command: str, runs: list[Path] | None, config: Path | None, over
     from lmtrain.storage.run_folder import default_name, find_run
 
     for override in overrides:
-        if not accepts(command, override):
+        if not overrides_of([override], *ACCEPTED[command]):
             forms = (f"{name}=VALUE" if "." in name else f"{name}.FIELD=VALUE" for name in ACCEPTED[command])
             raise UsageError(
                 f"{shown(override)}: {command} accepts only its options (-h) and {', '.join(forms)}, because "

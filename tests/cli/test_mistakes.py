@@ -19,6 +19,7 @@ TRAIN = ["train", "run.name=new", "train.steps=1", "--quiet"]
 WRONG_USAGE = {
     "unknown command": (["trian"], "No such command 'trian'"),
     "unknown option": (["train", "--confg", "x"], "--confg"),
+    "a field as an option": (["train", "--lr", "3e-4"], "A field is set without dashes, as section.field=value; "),
     "unknown precision": (["eval", "--precision", "fp12"], "'--precision'"),
     "unknown checkpoint": (["eval", "--checkpoint", "newest"], "neither best, last nor a step number"),
     "no tokens": (["generate", "x", "-n", "0"], "max_tokens=0: Input should be greater than 0"),
@@ -40,7 +41,6 @@ WRONG_USAGE = {
     "no temperature": (["eval", "eval.temperature=0"], "temperature=0: should be greater than 0"),
     "the model of a run": (["eval", "model.dim=8"], "(-h) and eval.FIELD=VALUE, data.FIELD=VALUE, run."),
     "a run as an override": (["eval", "runs/sample"], "'runs/sample' is not an override: --text FILE scores a file"),
-    "a run to train": (["train", "--run", "w"], "run.name=NAME names a new run, and --resume RUN resumes one."),
     "more results than texts": (
         ["generate", "x", "--results", "5"],
         "results=5: only 1 text is generated for each prompt; lower it, or raise samples or beams",
@@ -58,7 +58,8 @@ WRONG_USAGE = {
         ["generate", "The", "river"],
         "quote it if it has several words: lmtrain generate 'The river'",
     ),
-    "a prompt with a dash": (["generate", "-5 degrees"], "begins with - needs -- before it: lmtrain generate -- "),
+    "a misspelled option": (["generate", "x", "--temprature", "1"], "--temperature"),
+    "a prompt with a dash": (["generate", "-5 degrees"], "begins with - needs -- before it."),
     "a run and its name": (["eval", "--run", "sample", "run.name=other"], "give --run or run.name, not both"),
     "another name to resume": (["train", "--resume", "sample", "run.name=other"], "leave --config and run.name out"),
     "a split and a text": (["eval", "--split", "test", "--text", "short.txt"], "give --split or --text, not both"),

@@ -53,30 +53,6 @@ def test_the_answer_is_the_field_that_is_meant(override: str, answer: str) -> No
     assert str(caught.value).endswith(answer)
 
 
-@pytest.mark.parametrize(
-    ("command", "answer"),
-    [
-        (["train", "--lr", "3e-4"], "train.lr (Peak learning rate)"),
-        (["train", "--model.dim=128"], "model.dim (Width of the residual stream)"),
-        (["eval", "--batch-size", "8"], "eval.batch_size (Windows per forward pass; changes speed and rounding only)"),
-    ],
-)
-def test_an_option_of_another_program_is_answered_with_a_field_of_the_command(
-    command: list[str], answer: str, lmtrain: Lmtrain
-) -> None:
-    rejected = lmtrain(*command)
-    assert rejected.code == 2
-    hint = f"A field is set without dashes, as section.field=value: {answer}\n"
-    assert rejected.err.endswith(f"No such option: {command[1].partition('=')[0]}\n{hint}")
-
-
-@pytest.mark.parametrize("command", [["tokenize", "--run", "w"], ["train", "--model"]])
-def test_an_option_that_means_no_field_of_the_command_is_only_rejected(command: list[str], lmtrain: Lmtrain) -> None:
-    rejected = lmtrain(*command)
-    assert rejected.code == 2
-    assert rejected.err.splitlines()[-1].startswith(f"Error: No such option: {command[1]}")
-
-
 def test_a_field_without_its_section_is_not_a_source(lmtrain: Lmtrain) -> None:
     for command in ("train", "tokenize", "download"):
         rejected = lmtrain(command, "lr=3e-4")
