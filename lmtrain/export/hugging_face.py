@@ -9,7 +9,7 @@ from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.errors import LmtrainError
 from lmtrain.export.model_card import model_card
 from lmtrain.model.trained import TrainedWeights, trained_weights
-from lmtrain.storage.files import MANIFEST, new_folder, read_errors, read_manifest, verify
+from lmtrain.storage.files import new_folder, read_errors
 from lmtrain.storage.run_folder import TOKENIZER
 from lmtrain.storage.tensor_files import serialize
 from lmtrain.system import disk
@@ -20,13 +20,14 @@ MODELING = "modeling_lmtrain"
 
 
 def export(run_dir: Path, folder: Path, which: str | None, weights: str) -> TrainedWeights:
-    """Write the checkpoint that `trained_weights` finds to `folder`, and return it. An earlier export is replaced.
+    """Write the checkpoint that `trained_weights` finds to `folder`, and return it.
 
-    Raises LmtrainError as `trained_weights` does, for a windowed model, and if `folder` has files that are not those of
-    an earlier export.
+    Raises LmtrainError as `trained_weights` does, for a windowed model, and if `folder` is not empty.
     """
     folder = Path(os.path.realpath(folder))  # a link is followed, not replaced
-    _check_replaceable(folder)
+    with read_errors(folder):
+        if folder.exists() and any(folder.iterdir()):
+            raise LmtrainError(f"{folder} is not empty: remove it, or name another folder")
     trained = trained_weights(run_dir, which, weights)
     if trained.config.model.mode != "causal":
         raise LmtrainError(
@@ -50,22 +51,6 @@ def export(run_dir: Path, folder: Path, which: str | None, weights: str) -> Trai
             disk.write(temporary / name, (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode())
         disk.write(temporary / "README.md", model_card(trained, folder.name).encode())
     return trained
-
-
-def _check_replaceable(folder: Path) -> None:
-    """Raise LmtrainError unless `folder` does not exist, is empty, or is an earlier export."""
-    if not folder.exists():
-        return
-    try:
-        with read_errors(folder):
-            names = {path.name for path in folder.iterdir()}
-        if names:
-            manifest = read_manifest(folder, FORMAT)
-            if names != {*manifest["files"], MANIFEST}:
-                raise LmtrainError("it has files that lmtrain did not write")
-            verify(folder, manifest["files"])
-    except LmtrainError as error:
-        raise LmtrainError(f"{folder} is not empty, and not an earlier export: {error}; name another folder") from error
 
 
 def _config(trained: TrainedWeights) -> dict[str, Any]:

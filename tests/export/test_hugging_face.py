@@ -24,7 +24,7 @@ from lmtrain.storage import run_folder
 from tests.data.helpers import KINDS, LINES, TRAINED
 from tests.data.published import SHAPES, as_given, published, tokenizer_of
 from tests.export.runs import CONTEXT, stored_run
-from tests.helpers import Lmtrain, contents, flip_bit
+from tests.helpers import Lmtrain, contents
 
 FILES = {"README.md", "manifest.json", "model.safetensors", "modeling_lmtrain.py"}
 FILES |= {f"{name}.json" for name in ("config", "generation_config", "tokenizer", "tokenizer_config")}
@@ -118,12 +118,12 @@ def test_the_command_writes_a_card_with_the_figures_of_the_run(lmtrain: Lmtrain,
     assert again["valid"] == state["valid"]
     # Weights that were not scored, a license that is not known, and a checkpoint that is not the best one.
     shutil.rmtree(workdir / "data")
-    assert lmtrain("export", "sample", "out", "--weights", "raw").code == 0
-    raw = (workdir / "out/README.md").read_text()
+    assert lmtrain("export", "sample", "raw", "--weights", "raw").code == 0
+    raw = (workdir / "raw/README.md").read_text()
     assert "| validation | not measured |" in raw
     assert "| checkpoint | step 12, raw weights |" in raw
-    assert lmtrain("export", "sample", "out", "--checkpoint", "10").code == 0
-    assert "| validation | not measured |" in (workdir / "out/README.md").read_text()
+    assert lmtrain("export", "sample", "early", "--checkpoint", "10").code == 0
+    assert "| validation | not measured |" in (workdir / "early/README.md").read_text()
 
 
 def test_a_card_names_files_without_their_folders(tmp_path: Path) -> None:
@@ -152,26 +152,17 @@ def test_a_card_is_not_changed_by_what_a_checkpoint_says(tmp_path: Path) -> None
     assert card.count("\n## Use\n") == 1
 
 
-def test_only_an_earlier_export_is_replaced(lmtrain: Lmtrain, tmp_path: Path) -> None:
+def test_only_an_empty_folder_is_written_to(lmtrain: Lmtrain, tmp_path: Path) -> None:
     run_dir, folder = stored_run(tmp_path / "run"), tmp_path / "hf"
     folder.mkdir()
-    for _ in range(2):  # an empty folder, then an export
-        assert lmtrain("export", run_dir, folder).out == f"{folder}: {run_dir} step 7 (raw weights)\n"
-    (folder / "mine.txt").write_text("mine")
-    done = lmtrain("export", run_dir, folder)
-    assert (done.code, done.out) == (1, "")
-    assert "hf is not empty, and not an earlier export: it has files that lmtrain did not write" in done.err
-    assert (folder / "mine.txt").read_text() == "mine"
-    (folder / "mine.txt").unlink()
-    flip_bit(folder / "model.safetensors")  # fine-tuned: of the same size
-    before = contents(folder)
-    assert lmtrain("export", run_dir, folder).code == 1
-    assert contents(folder) == before
-    assert lmtrain("export", run_dir, run_dir).code == 1
-    assert (run_dir / "config.yaml").exists()
+    assert lmtrain("export", run_dir, folder).out == f"{folder}: {run_dir} step 7 (raw weights)\n"
     (tmp_path / "file").write_text("mine")
-    assert lmtrain("export", run_dir, tmp_path / "file").code == 1
-    assert (tmp_path / "file").read_text() == "mine"
+    before = contents(tmp_path)
+    for path in (folder, run_dir, tmp_path / "file"):
+        done = lmtrain("export", run_dir, path)
+        assert (done.code, done.out) == (1, "")
+    assert "hf is not empty: remove it, or name another folder" in lmtrain("export", run_dir, folder).err
+    assert contents(tmp_path) == before
 
 
 def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
