@@ -9,7 +9,6 @@ from lmtrain import __version__
 from lmtrain.config import yaml_values
 from lmtrain.config.schema import Config
 from lmtrain.data.corpus import open_corpus
-from lmtrain.data.sources import KNOWN
 from lmtrain.data.tokens import find_store
 from lmtrain.errors import LmtrainError
 from lmtrain.model.trained import TrainedWeights
@@ -65,14 +64,8 @@ their folders.
 def model_card(trained: TrainedWeights, folder: str) -> str:
     """Return the text of the card in a folder of this name."""
     config, info, tokenizer = trained.config, trained.info, trained.tokenizer
-    source = config.data.source
-    if Path(source).is_absolute():
-        name = Path(source).name
-        source = f"./{name}" if name in KNOWN else name
+    source = Path(config.data.source).name if Path(config.data.source).is_absolute() else config.data.source
     data = source if config.data.subset is None else f"{source}, {config.data.subset}"
-    machine = info.get("machine")
-    machine = machine if isinstance(machine, dict) else {}
-    trained_on = [machine.get("processor"), machine.get("device"), f"PyTorch {machine.get('torch')}"]
     rows = {
         "data": data,
         "license of the data": _license(trained) or "unknown",
@@ -81,7 +74,6 @@ def model_card(trained: TrainedWeights, folder: str) -> str:
         "context": f"{config.model.context:,} tokens",
         "checkpoint": f"step {info['step']:,}, {'EMA' if trained.weights == 'ema' else 'raw'} weights",
         "validation": _measured(trained),
-        "trained on": ", ".join(map(str, filter(None, trained_on))) if machine else "unknown",
     }
     return _CARD.format(
         name=trained.run_dir.name,
