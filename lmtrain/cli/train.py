@@ -8,7 +8,7 @@ import typer
 
 from lmtrain.cli.options import ConfigFile, Json, Overrides, Quiet, Source, arguments, require_single_process
 from lmtrain.cli.output import show
-from lmtrain.errors import LmtrainError, UsageError
+from lmtrain.errors import UsageError
 from lmtrain.system import launcher
 from lmtrain.system.messages import log
 from lmtrain.system.signals import INTERRUPTED
@@ -83,12 +83,11 @@ def _fields(prefixes: list[str]) -> None:
 
 
 def _dry_run(plan: "RunPlan", as_json: bool) -> None:
-    """Print the configuration and its costs; then raise LmtrainError if training needs more memory than there is."""
+    """Print the configuration and its costs."""
     from tqdm import tqdm
 
     from lmtrain.config.loader import dump
     from lmtrain.training.costs import costs
-    from lmtrain.training.loop import MEMORY_REMEDY
     from lmtrain.training.other_runs import check_other_runs
     from lmtrain.training.plan import prepare
 
@@ -103,7 +102,6 @@ def _dry_run(plan: "RunPlan", as_json: bool) -> None:
     else:
         run = f"{steps} (estimated) in {config.train.max_minutes:g} minutes"
     place, peak = estimate["device"].replace("cuda", "gpu").upper(), size(estimate["peak_flops"], "FLOP/s")
-    needed, available = memory["total"], estimate["device_memory_bytes"]
     at_most = "" if estimate["device"] == "cpu" else "; less with fused attention"
     lines = [
         dump(config).rstrip(),
@@ -115,19 +113,11 @@ def _dry_run(plan: "RunPlan", as_json: bool) -> None:
         f"run              {run}, without evaluations",
         f"                 at {estimate['utilization']:.0%} of the {peak} of a matrix product on this {place} in "
         f"{estimate['precision']}",
-        f"memory           {size(needed, 'B')} of tensors (estimated{at_most}) of {size(available, 'B')}",
+        f"memory           {size(memory['total'], 'B')} of tensors (estimated{at_most}) of "
+        f"{size(estimate['device_memory_bytes'], 'B')}",
         *(f"  {name:16} {size(part, 'B')}" for name, part in memory.items() if part and name != "total"),
     ]
     show({"config": config.model_dump(mode="json"), **result}, "\n".join(lines), as_json)
-    # The activations count attention weights, which a GPU's fused kernels do not save.
-    least = needed if estimate["device"] == "cpu" else needed - memory["activations"]
-    if least > available and not launcher.is_distributed():  # else shards may fit where the whole does not
-        fits_without_batch = needed - memory["activations"] - memory["logits"] < available
-        remedy = MEMORY_REMEDY if fits_without_batch else "lower model.dim, model.layers or tokenizer.vocab_size"
-        raise LmtrainError(
-            f"training needs an estimated {size(needed, 'B')} of memory, and the device has {size(available, 'B')}: "
-            f"{remedy}"
-        )
 
 
 def _profile(plan: "RunPlan", as_json: bool) -> None:

@@ -10,7 +10,6 @@ import pytest
 from lmtrain.cli.train import duration
 from lmtrain.config.loader import flat
 from lmtrain.config.schema import Config
-from lmtrain.data.tokens import TokenStore
 from lmtrain.evaluation.perplexity import Score
 from lmtrain.training import costs
 from lmtrain.training.trainer import Outcome
@@ -53,41 +52,6 @@ def test_dry_run_trains_nothing(lmtrain: Lmtrain, workdir: Path) -> None:
     assert re.search(r"^memory +[0-9.]+[kM]B of tensors \(estimated\) of [0-9.]+GB$", text, re.M)
     text = lmtrain("train", *TINY, "train.max_minutes=0.0001", "--dry-run").out
     assert re.search(r"^run +\d steps, .* epochs \(estimated\) in 0.0001 minutes, without evaluations$", text, re.M)
-
-
-@pytest.mark.parametrize(
-    ("fields", "needed", "remedy"),
-    [
-        (["model.dim=1000000"], r"[0-9.]+TB", "lower model.dim, model.layers"),
-        (["train.batch_size=10000000", "train.micro_batch=null"], r"[0-9.]+GB", "lower train.micro_batch"),
-    ],
-)
-def test_a_dry_run_of_what_memory_cannot_hold_fails_with_a_remedy(
-    lmtrain: Lmtrain, workdir: Path, fields: list[str], needed: str, remedy: str
-) -> None:
-    done = lmtrain("train", *TINY, *fields, "--dry-run")
-    assert done.code == 1
-    assert re.search(rf"^memory +{needed} of tensors \(estimated\) of [0-9.]+GB$", done.out, re.M)
-    assert re.search(rf"training needs an estimated {needed} of memory, and the device has .*: {remedy}", done.err)
-
-
-@pytest.mark.parametrize(("part", "code"), [("weights", 1), ("activations", 0)])
-def test_on_a_gpu_activations_may_be_smaller_than_estimated(
-    lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch, part: str, code: int
-) -> None:
-    compute = costs.costs
-
-    def of_a_gpu(config: Config, store: TokenStore) -> dict[str, Any]:
-        found = compute(config, store)
-        memory = found["memory_bytes"]
-        memory |= {part: memory[part] + 2e9, "total": memory["total"] + 2e9}
-        found["estimate"] |= {"device": "cuda", "device_memory_bytes": 1e9}
-        return found
-
-    monkeypatch.setattr(costs, "costs", of_a_gpu)
-    done = lmtrain("train", *TINY, "--dry-run")
-    assert "GB of tensors (estimated; less with fused attention) of 1.00GB" in done.out
-    assert done.code == code
 
 
 @pytest.mark.parametrize(
