@@ -4,8 +4,8 @@ Shapes: P prompts, W rows of the state for each prompt's texts, R = P W, V vocab
 """
 
 import heapq
-import sys
-from collections.abc import Collection, Iterable, Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +13,6 @@ from torch import Tensor
 
 from lmtrain.generation.options import Options
 from lmtrain.generation.search import Hypothesis, IsEnd, S, Step, block, never
-
-LOWEST = -sys.float_info.max
-"""Below any log-probability except minus infinity, which is that of blocked tokens."""
 
 
 @torch.no_grad()
@@ -34,9 +31,9 @@ def beam_search(
     never generated; at least one id must be allowed.
 
     The beam: a prompt starts with the empty text. Each step extends the live texts by one token, and keeps the `beams`
-    extensions with the highest sum of log p (ties: the better text, then the lowest id). Extensions for which
-    `is_end` holds are finished, as all are at `max_tokens`; the others are the live texts of the next step. One beam is
-    greedy search; with as many beams as there are texts, the search is exhaustive.
+    extensions with the highest sum of log p. Extensions for which `is_end` holds are finished, as all are at
+    `max_tokens`; the others are the live texts of the next step. One beam is greedy search; with as many beams as there
+    are texts, the search is exhaustive.
 
     The score: sum of log p / length ** length_penalty, where length is the number of generated ids, including the one
     that ended the text. 0 is the plain sum, which favors short texts; 1 is the mean. Ties: the text that ended first,
@@ -140,33 +137,20 @@ def _extend(log_probs: Tensor, live: Sequence[list[_Text]], beams: int) -> list[
 
     They are ranked by total + log p, from log_probs (R, V), in float64.
     """
-    values, tokens = (top.tolist() for top in log_probs.topk(min(beams + 1, log_probs.shape[-1])))
+    values, tokens = (top.tolist() for top in log_probs.topk(min(beams, log_probs.shape[-1])))
     extended = []
     for beam in live:
-        best = _best_extensions(beam, [zip(values[text.row], tokens[text.row], strict=True) for text in beam], beams)
-        cutoff = best[-1].total if len(best) == beams else LOWEST
-        if any(text.total + values[text.row][-1] >= cutoff for text in beam):  # ties with it may not be listed
-            best = _best_extensions(beam, [_extensions_from(cutoff, text, log_probs[text.row]) for text in beam], beams)
-        extended.append(best)
+        candidates = (
+            (-(text.total + value), rank, token, value)
+            for rank, text in enumerate(beam)
+            for value, token in zip(values[text.row], tokens[text.row], strict=True)
+            if value > -math.inf
+        )
+        best = heapq.nsmallest(beams, candidates)
+        extended.append(
+            [
+                _Text(beam[rank].row, (*beam[rank].ids, token), (*beam[rank].token_log_probs, value), -minus_sum)
+                for minus_sum, rank, token, value in best
+            ]
+        )
     return extended
-
-
-def _best_extensions(beam: Sequence[_Text], listed: Sequence[Iterable[tuple[float, int]]], beams: int) -> list[_Text]:
-    """Return the best one-token extensions of a beam's texts, best first, from those `listed` for each text as (log p,
-    token)."""
-    candidates = [
-        (-(text.total + value), rank, token, value)
-        for rank, (text, row) in enumerate(zip(beam, listed, strict=True))
-        for value, token in row
-        if value >= LOWEST
-    ]
-    return [
-        _Text(beam[rank].row, (*beam[rank].ids, token), (*beam[rank].token_log_probs, value), -minus_sum)
-        for minus_sum, rank, token, value in heapq.nsmallest(beams, candidates)
-    ]
-
-
-def _extensions_from(cutoff: float, text: _Text, log_probs: Tensor) -> Iterable[tuple[float, int]]:
-    """Return (log p, token) of every extension of a text whose sum is at least `cutoff`, from log_probs (V,)."""
-    tokens = (text.total + log_probs.double() >= cutoff).nonzero().squeeze(-1)
-    return zip(log_probs[tokens].tolist(), tokens.tolist(), strict=True)

@@ -33,27 +33,23 @@ class History:
 class Toy:
     """A conditional model with a distribution of its own, drawn from a seed, after every history.
 
-    `steps` counts the steps taken. `grid`: log-probabilities are multiples of it (so they no longer sum to one), which
-    makes ties frequent; sums of its multiples are exact where it is a power of two.
+    `steps` counts the steps taken.
     """
 
-    def __init__(self, vocab: int, seed: int, spread: float = 2.0, grid: float = 0.0):
-        self.vocab, self.seed, self.spread, self.grid = vocab, seed, spread, grid
+    def __init__(self, vocab: int, seed: int, spread: float = 2.0):
+        self.vocab, self.seed, self.spread = vocab, seed, spread
         self.steps = 0
         self.known: dict[tuple[int, ...], Tensor] = {}
 
     def __repr__(self) -> str:
-        return f"Toy({self.vocab}, seed={self.seed}, spread={self.spread}, grid={self.grid})"
+        return f"Toy({self.vocab}, seed={self.seed}, spread={self.spread})"
 
     def predict(self, history: Sequence[int]) -> Tensor:
         """(V,) float32."""
         key = tuple(history)
         if key not in self.known:
             logits = np.random.default_rng([self.seed, *key]).normal(0.0, self.spread, self.vocab)
-            log_probs = torch.log_softmax(torch.tensor(logits), dim=0)
-            if self.grid:
-                log_probs = (log_probs / self.grid).round() * self.grid
-            self.known[key] = log_probs.float()
+            self.known[key] = torch.log_softmax(torch.tensor(logits), dim=0).float()
         return self.known[key]
 
     def start(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, History]:
