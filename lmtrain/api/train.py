@@ -35,14 +35,10 @@ def train(
         lmtrain.train(config={"data": {"source": "book.txt"}, "model": {"layers": 2}, "train": {"steps": 500}})
 
     A corpus that is missing is downloaded and tokenized first; a finished run is not trained again. Under torchrun,
-    every process calls this. Raises LmtrainError if the command `train` would fail with a message, TypeError for a
-    positional argument of another type, and KeyboardInterrupt after Ctrl-C, once the checkpoint is saved. Call it in
-    the main thread, which gets the signals: in another one it raises UsageError.
+    every process calls this. Raises LmtrainError if the command `train` would fail with a message, and
+    KeyboardInterrupt after Ctrl-C, once the checkpoint is saved. Call it in the main thread, which gets the signals: in
+    another one it raises UsageError.
     """
-    if not all(isinstance(argument, str | Path) for argument in arguments):
-        raise TypeError(
-            'the source and each override "section.field=value" are separate arguments; config= takes a dict'
-        )
     if threading.current_thread() is not threading.main_thread():
         raise UsageError("lmtrain.train works in the main thread only, which gets the signals: call it there")
     overrides = with_source([str(argument) for argument in arguments])

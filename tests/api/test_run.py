@@ -64,12 +64,6 @@ def test_a_greedy_text_is_the_most_likely_next_token_again_and_again(workdir: Pa
     assert list(found.completions[0].ids) == ids[prompt:]
 
 
-@pytest.mark.parametrize("arguments", [("own.txt", ["train.steps=1"]), ({"train": {"steps": 1}},)])
-def test_arguments_of_another_type_are_rejected(arguments: tuple[Any, ...]) -> None:
-    with pytest.raises(TypeError, match=r"each override .* are separate arguments; config= takes a dict"):
-        library.train(*arguments)
-
-
 def test_scores_and_texts_in_fp32_do_not_depend_on_the_callers_autocast(workdir: Path) -> None:
     run = library.load(precision="fp32")
 
