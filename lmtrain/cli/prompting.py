@@ -4,6 +4,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from itertools import islice
+from textwrap import shorten
 
 from lmtrain.api.run import Run
 from lmtrain.errors import LmtrainError
@@ -23,7 +24,6 @@ MAX_SHOWN = 200
 
 def complete_prompt(trained: Run, options: Options, prompt: str, as_json_lines: bool, number: int = 0) -> None:
     """Print the texts for a prompt, which is the `number`-th, from 0; on a terminal, stream a single text."""
-    _warn(trained, options, prompt)
     is_single = options.beams == 1 and options.samples == 1  # its tokens are final when they are generated
     with explain_out_of_memory(REMEDY):
         if sys.stdout.isatty() and is_single and not as_json_lines:
@@ -36,19 +36,11 @@ def complete_prompts(
     trained: Run, options: Options, prompts: Iterator[Prompt], batch_size: int, as_json_lines: bool
 ) -> None:
     """Read many prompts, `batch_size` at a time, and print the texts for them."""
-    tokenizer, context = trained.tokenizer, trained.config.model.context
-    count = unknown = cut = 0
+    count = 0
     while batch := list(islice(prompts, batch_size)):
         with explain_out_of_memory(REMEDY):
             _complete(trained, options, batch, count, as_json_lines)
         count += len(batch)
-        inputs = [in_corpus_spacing(tokenizer, prompt.prompt, options.raw) for prompt in batch]
-        unknown += sum(bool(unknown_words(tokenizer, text)) for text in inputs)
-        cut += sum(len(tokenizer.encode(text)) > context for text in inputs)
-    if unknown:
-        log.warning(f"{unknown:,} of {count:,} prompts have words that are not in the vocabulary")
-    if cut:
-        log.warning(f"{cut:,} of {count:,} prompts are longer than the context {context:,}: only their ends are read")
 
 
 def interactive(trained: Run, options: Options) -> None:
@@ -77,6 +69,7 @@ def interactive(trained: Run, options: Options) -> None:
 
 def _stream(trained: Run, options: Options, prompt: str, number: int) -> None:
     """Write the prompt and its text to standard output, each word as it is generated."""
+    _warn(trained, options, [prompt])
     streamer = TextStreamer(trained.tokenizer, prompt, options)
     _write(shown_prompt(trained.tokenizer, prompt, options))
     (completed,) = trained.complete(
@@ -88,7 +81,9 @@ def _stream(trained: Run, options: Options, prompt: str, number: int) -> None:
 
 def _complete(trained: Run, options: Options, prompts: list[Prompt], first: int, as_json_lines: bool) -> None:
     """Complete and print a batch of prompts; the first has the number `first`."""
-    completed = trained.complete([prompt.prompt for prompt in prompts], options, first=first)
+    texts = [prompt.prompt for prompt in prompts]
+    _warn(trained, options, texts)
+    completed = trained.complete(texts, options, first=first)
     for prompt, result in zip(prompts, completed, strict=True):
         if as_json_lines:
             values = {
@@ -109,19 +104,14 @@ def _complete(trained: Run, options: Options, prompts: list[Prompt], first: int,
     sys.stdout.flush()
 
 
-def _warn(trained: Run, options: Options, prompt: str) -> None:
-    """Warn of the parts of a prompt that the model can't read."""
-    text = in_corpus_spacing(trained.tokenizer, prompt, options.raw)
-    length, context = len(trained.tokenizer.encode(text)), trained.config.model.context
-    if not length:
-        unit = "line" if trained.tokenizer.kind == "word" else "document"
-        log.warning(f"the prompt is empty: starting at the beginning of a {unit}")
-    if unknown := unknown_words(trained.tokenizer, text):
-        words = ", ".join(unknown)
-        more = f" ... ({len(unknown):,} words)" if len(words) > MAX_SHOWN else ""
-        log.warning(f"not in the vocabulary: {words[:MAX_SHOWN]}{more}")
-    if length > context:
-        log.warning(f"the prompt has {length:,} tokens and the context {context:,}: only the last {context:,} are read")
+def _warn(trained: Run, options: Options, prompts: list[str]) -> None:
+    """Warn of the parts of prompts that the model can't read."""
+    tokenizer, context = trained.tokenizer, trained.config.model.context
+    texts = [in_corpus_spacing(tokenizer, prompt, options.raw) for prompt in prompts]
+    if unknown := dict.fromkeys(word for text in texts for word in unknown_words(tokenizer, text)):
+        log.warning(f"not in the vocabulary: {shorten(', '.join(unknown), MAX_SHOWN, placeholder=' ...')}")
+    if longest := max((length for text in texts if (length := len(tokenizer.encode(text))) > context), default=0):
+        log.warning(f"a prompt has {longest:,} tokens and the context {context:,}: only the last {context:,} are read")
 
 
 def _ask() -> str | None:
