@@ -102,10 +102,6 @@ def generate(
     ] = None,
     batch_size: Annotated[int, _option(OUTPUT, "Prompts per batch.", metavar="N", min=1, max=65536)] = 16,
     as_json: Annotated[bool, _option(OUTPUT, "Print one line of JSON for each prompt.", "--json")] = False,
-    raw: Annotated[
-        bool,
-        _option(OUTPUT, "No detokenization: read and print words as the corpus has them (` @-@ `, ` , `).", "--raw"),
-    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Continue prompts by sampling, greedily, or by beam search.
@@ -157,7 +153,6 @@ def generate(
             seed=seed,
             stop=stop,
             stop_strings=tuple(stop_string or ()),
-            raw=raw,
         )
     except ValidationError as error:
         first = error.errors()[0]

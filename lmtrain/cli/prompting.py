@@ -69,9 +69,9 @@ def interactive(trained: Run, options: Options) -> None:
 
 def _stream(trained: Run, options: Options, prompt: str, number: int) -> None:
     """Write the prompt and its text to standard output, each word as it is generated."""
-    _warn(trained, options, [prompt])
+    _warn(trained, [prompt])
     streamer = TextStreamer(trained.tokenizer, prompt, options)
-    _write(shown_prompt(trained.tokenizer, prompt, options))
+    _write(shown_prompt(trained.tokenizer, prompt))
     (completed,) = trained.complete(
         [prompt], options, first=number, on_token=lambda _row, token: _write(streamer.push(token))
     )
@@ -82,7 +82,7 @@ def _stream(trained: Run, options: Options, prompt: str, number: int) -> None:
 def _complete(trained: Run, options: Options, prompts: list[Prompt], first: int, as_json_lines: bool) -> None:
     """Complete and print a batch of prompts; the first has the number `first`."""
     texts = [prompt.prompt for prompt in prompts]
-    _warn(trained, options, texts)
+    _warn(trained, texts)
     completed = trained.complete(texts, options, first=first)
     for prompt, result in zip(prompts, completed, strict=True):
         if as_json_lines:
@@ -104,10 +104,10 @@ def _complete(trained: Run, options: Options, prompts: list[Prompt], first: int,
     sys.stdout.flush()
 
 
-def _warn(trained: Run, options: Options, prompts: list[str]) -> None:
+def _warn(trained: Run, prompts: list[str]) -> None:
     """Warn of the parts of prompts that the model can't read."""
     tokenizer, context = trained.tokenizer, trained.config.model.context
-    texts = [in_corpus_spacing(tokenizer, prompt, options.raw) for prompt in prompts]
+    texts = [in_corpus_spacing(tokenizer, prompt) for prompt in prompts]
     if unknown := dict.fromkeys(word for text in texts for word in unknown_words(tokenizer, text)):
         log.warning(f"not in the vocabulary: {shorten(', '.join(unknown), MAX_SHOWN, placeholder=' ...')}")
     if longest := max((length for text in texts if (length := len(tokenizer.encode(text))) > context), default=0):

@@ -77,7 +77,7 @@ def complete(
     start = time.perf_counter()
     blocked = [] if tokenizer.unk_id is None else [tokenizer.unk_id]
     ends = Stops(tokenizer, options).is_end
-    ids = [tokenizer.encode(in_corpus_spacing(tokenizer, prompt, options.raw)) for prompt in prompts]
+    ids = [tokenizer.encode(in_corpus_spacing(tokenizer, prompt)) for prompt in prompts]
     step = step_function(model)
     log_probs, state = model.start(*_padded(model, tokenizer, ids))
     if options.beams > 1:
@@ -99,7 +99,7 @@ def complete(
     return [
         PromptCompletions(
             prompt,
-            shown_prompt(tokenizer, prompt, options),
+            shown_prompt(tokenizer, prompt),
             [_completion(tokenizer, prompt, text, options) for text in texts[: options.returned]],
             speed,
         )

@@ -44,8 +44,6 @@ class Options:
     stop: StopKind = "none"
     stop_strings: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """A text ends before the first of these that it would contain; see `Stops` for how they are searched for."""
-    raw: bool = False
-    """Keep the corpus's spacing in a word-level text, and read the prompt's words as they are."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -107,16 +107,16 @@ class Detokenizer:
         self._before = word
 
 
-def changes_spacing(tokenizer: Tokenizer, raw: bool) -> bool:
-    """Whether texts are converted from and to the corpus's spacing: unless `raw`, for a vocabulary in WikiText's style,
-    with punctuation as words, ` @-@ ` and the like."""
-    return not raw and any(map(tokenizer.knows, _MARKS))
+def changes_spacing(tokenizer: Tokenizer) -> bool:
+    """Whether texts are converted from and to the corpus's spacing: for a vocabulary in WikiText's style, with
+    punctuation as words, ` @-@ ` and the like."""
+    return any(map(tokenizer.knows, _MARKS))
 
 
-def in_corpus_spacing(tokenizer: Tokenizer, text: str, raw: bool) -> str:
-    """Return the text with line ends as in every corpus and, unless `raw`, in the spacing of the model's corpus."""
+def in_corpus_spacing(tokenizer: Tokenizer, text: str) -> str:
+    """Return the text with line ends as in every corpus, and in the spacing of the model's corpus."""
     text = with_newlines(text)
-    return respace(text, tokenizer.knows) if changes_spacing(tokenizer, raw) else text
+    return respace(text, tokenizer.knows) if changes_spacing(tokenizer) else text
 
 
 def respace(text: str, known: Callable[[str], bool]) -> str:

@@ -34,8 +34,8 @@ class Stops:
     that abbreviations followed by a space match too. A line end also ends a sentence.
     document: in a word-level text, before the next heading `= Title =`; otherwise at `<eos>`, which is not text. With
     `line` and `sentence`, a BPE or byte-level text also ends at `<eos>`.
-    A stop string: before the one that is complete first. Unless `raw`, it is also searched for in the spacing of the
-    corpus, which it is put into as a prompt is: `The.` matches the words `The .`, which are printed as `The.`. In
+    A stop string: before the one that is complete first. It is also searched for in the spacing of the corpus, which
+    it is put into as a prompt is: `The.` matches the words `The .`, which are printed as `The.`. In
     WikiText's spacing, `-` matches `@-@` from its `@` on.
 
     `cut_patterns` are the bytes that an ending may cut off: text that ends in the beginning of one is not final yet.
@@ -44,11 +44,11 @@ class Stops:
     def __init__(self, tokenizer: Tokenizer, options: Options) -> None:
         kind = options.stop
         self._tokenizer = tokenizer
-        join = "@" if changes_spacing(tokenizer, options.raw) else ""  # `,` is printed for `@,@` too
+        join = "@" if changes_spacing(tokenizer) else ""  # `,` is printed for `@,@` too
         self._strings = [
             (string, spelling.encode())
             for string in options.stop_strings
-            for spelling in {string, in_corpus_spacing(tokenizer, string, options.raw), join + string}
+            for spelling in {string, in_corpus_spacing(tokenizer, string), join + string}
         ]
         self._end_tokens = {} if kind == "none" else _end_tokens(tokenizer, kind)
         self._sentence = tokenizer.kind != "word" and kind == "sentence"

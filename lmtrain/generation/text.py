@@ -16,9 +16,9 @@ def unknown_words(tokenizer: Tokenizer, prompt: str) -> list[str]:
     return [word for word in dict.fromkeys(prompt.split()) if tokenizer.count_unknown(word, tokenizer.encode(word))]
 
 
-def shown_prompt(tokenizer: Tokenizer, prompt: str, options: Options) -> str:
+def shown_prompt(tokenizer: Tokenizer, prompt: str) -> str:
     """Return a prompt as it is displayed: as the user spelled it, detokenized as the text is."""
-    if not changes_spacing(tokenizer, options.raw):
+    if not changes_spacing(tokenizer):
         return prompt
     as_typed = Detokenizer()
     return as_typed.feed(prompt) + as_typed.pause()
@@ -28,8 +28,8 @@ class TextStreamer:
     """Turns the tokens of one text into the text that follows its prompt.
 
     `push` returns the text that a token makes final; `close` returns the rest. Text that the stop rule may still cut
-    off is not final. Bytes that are not UTF-8 become U+FFFD. Unless `options.raw`, the text of a vocabulary in
-    WikiText's style is detokenized.
+    off is not final. Bytes that are not UTF-8 become U+FFFD. The text of a vocabulary in WikiText's style is
+    detokenized.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: str, options: Options) -> None:
@@ -39,9 +39,9 @@ class TextStreamer:
         self._ids: list[int] = []
         self._pending: list[bytes] = []
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._detokenizer = Detokenizer() if changes_spacing(tokenizer, options.raw) else None
+        self._detokenizer = Detokenizer() if changes_spacing(tokenizer) else None
         if self._detokenizer is not None:  # the spaced form of the prompt tells which quotations are open
-            self._detokenizer.feed(in_corpus_spacing(tokenizer, prompt, options.raw))
+            self._detokenizer.feed(in_corpus_spacing(tokenizer, prompt))
             self._detokenizer.pause()
         # No space is added before the text's first word if the prompt ends with one, or is empty.
         self._space_to_drop = tokenizer.adds_space and (not prompt or prompt[-1].isspace())

@@ -74,8 +74,6 @@ def test_a_plain_prompt_is_read_in_the_spacing_of_the_corpus() -> None:
     (done,) = complete(model, tokenizer, ["(a, b-c)."], Options(max_tokens=2))
     assert model.read == tokenizer.encode("( a , b @-@ c ) .")
     assert (done.prompt, done.shown, done.completions[0].text) == ("(a, b-c).", "(a, b-c).", " a b")
-    complete(model, tokenizer, ["(a, b-c)."], Options(max_tokens=2, raw=True))
-    assert model.read == [tokenizer.eos_id, *[tokenizer.unk_id] * 2]
 
 
 def test_text_ends_by_its_stop_rule() -> None:

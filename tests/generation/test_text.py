@@ -42,14 +42,13 @@ def run(tokenizer: Tokenizer, prompt: str, ids: list[int], **options: Any) -> tu
     numbers=st.lists(st.integers(0, 10**6), min_size=1, max_size=30),
     strings=st.lists(st.sampled_from(STRINGS), max_size=2, unique=True),
     stop=st.sampled_from(["none", "line", "sentence", "document"]),
-    raw=st.booleans(),
 )
 def test_streamed_pieces_join_to_the_final_text(
-    number: int, prompt: str, numbers: list[int], strings: list[str], stop: StopKind, raw: bool
+    number: int, prompt: str, numbers: list[int], strings: list[str], stop: StopKind
 ) -> None:
     tokenizer = TOKENIZERS[number]
     ids = [value % tokenizer.vocab_size for value in numbers]
-    final, streamer = run(tokenizer, prompt, ids, stop=stop, stop_strings=strings, raw=raw)
+    final, streamer = run(tokenizer, prompt, ids, stop=stop, stop_strings=strings)
     used = ids[: len(final) - 1]
     # The definition: the pieces without what the ending cuts off, and no second space after the prompt's.
     pieces = [tokenizer.token_bytes(before, token) for before, token in zip([None, *used], used, strict=False)]
@@ -58,9 +57,9 @@ def test_streamed_pieces_join_to_the_final_text(
     if tokenizer in (WORD, PLAIN, LLAMA2, BERT) and (not prompt or prompt[-1].isspace()):
         whole = whole.removeprefix(b" ")
     expected = whole.decode(errors="replace")
-    if changes_spacing(tokenizer, raw):
+    if changes_spacing(tokenizer):
         detokenizer = Detokenizer()
-        detokenizer.feed(in_corpus_spacing(tokenizer, prompt, raw))
+        detokenizer.feed(in_corpus_spacing(tokenizer, prompt))
         detokenizer.pause()
         expected = detokenizer.feed(expected)
     assert "".join(final) == expected
@@ -77,7 +76,7 @@ def test_words_are_final_at_once_and_the_beginning_of_a_stop_string_waits() -> N
 def test_a_first_word_follows_one_space_whatever_the_tokenizer(prompt: str, text: str) -> None:
     for tokenizer in (LLAMA2, BERT):
         assert "".join(run(tokenizer, prompt, tokenizer.encode("cat"))[0]) == text
-        assert shown_prompt(tokenizer, prompt, Options()) == prompt
+        assert shown_prompt(tokenizer, prompt) == prompt
 
 
 def test_a_heading_waits_until_its_level_is_known() -> None:
@@ -87,9 +86,8 @@ def test_a_heading_waits_until_its_level_is_known() -> None:
 
 def test_prompt_and_text_are_joined_as_one_text() -> None:
     ids = WORD.encode("@-@ d \" . ( f ) 's")
-    for raw, shown, text in ((False, 'a "b,', "-d\". (f)'s"), (True, 'a " b ,', " @-@ d \" . ( f ) 's")):
-        assert "".join(run(WORD, 'a " b ,', ids, raw=raw)[0]) == text
-        assert shown_prompt(WORD, 'a " b ,', Options(raw=raw)) == shown
+    assert "".join(run(WORD, 'a " b ,', ids)[0]) == "-d\". (f)'s"
+    assert shown_prompt(WORD, 'a " b ,') == 'a "b,'
 
 
 @pytest.mark.parametrize(
@@ -98,19 +96,18 @@ def test_prompt_and_text_are_joined_as_one_text() -> None:
 )
 def test_a_plain_prompt_is_displayed_as_given_and_read_as_words(prompt: str, text: str, expected: str) -> None:
     assert "".join(run(WORD, prompt, WORD.encode(text))[0]) == expected
-    assert shown_prompt(WORD, prompt, Options()) == prompt
-    assert in_corpus_spacing(WORD, prompt, raw=True) == prompt
-    assert WORD.unk_id not in WORD.encode(in_corpus_spacing(WORD, prompt, raw=False))
+    assert shown_prompt(WORD, prompt) == prompt
+    assert WORD.unk_id not in WORD.encode(in_corpus_spacing(WORD, prompt))
 
 
 @pytest.mark.parametrize(("tokenizer", "spaced"), [(WORD, True), (PLAIN, False), (BPE, False), (BYTE, False)])
 def test_only_a_wikitext_vocabulary_changes_the_spacing(tokenizer: Tokenizer, spaced: bool) -> None:
-    assert changes_spacing(tokenizer, raw=False) is spaced
-    assert in_corpus_spacing(tokenizer, "a,b (c)", raw=False) == ("a , b ( c )" if spaced else "a,b (c)")
+    assert changes_spacing(tokenizer) is spaced
+    assert in_corpus_spacing(tokenizer, "a,b (c)") == ("a , b ( c )" if spaced else "a,b (c)")
 
 
 def test_the_line_ends_of_a_prompt_are_those_of_a_corpus() -> None:
-    assert [in_corpus_spacing(BYTE, "a\r\nb\rc\n", raw) for raw in (False, True)] == ["a\nb\nc\n"] * 2
+    assert in_corpus_spacing(BYTE, "a\r\nb\rc\n") == "a\nb\nc\n"
 
 
 @pytest.mark.parametrize(
@@ -129,8 +126,6 @@ def test_a_stop_string_is_found_as_it_is_printed_and_as_the_corpus_spells_it(
 ) -> None:
     final, streamer = run(WORD, "a", WORD.encode(text), stop_strings=[string])
     assert (streamer.ending.reason, "".join(final)) == (f"stop string {string!r}", printed)
-    _, streamer = run(WORD, "a", WORD.encode(text), stop_strings=[string], raw=True)
-    assert (streamer.ending.reason != "length") == (string in text)
 
 
 def test_unknown_words_are_named() -> None:
