@@ -1,23 +1,20 @@
 """What `lmtrain generate` does with its options: complete one prompt, many prompts, or those typed on a terminal."""
 
-import importlib.util
 import sys
 from collections.abc import Iterator
-from itertools import islice
+from contextlib import suppress
+from itertools import count, islice
 from textwrap import shorten
 
 from lmtrain.api.run import Run
-from lmtrain.errors import LmtrainError
 from lmtrain.generation.options import Options
 from lmtrain.generation.prompts import Prompt
 from lmtrain.generation.spacing import in_corpus_spacing
 from lmtrain.generation.text import TextStreamer, shown_prompt, unknown_words
 from lmtrain.system.machine import explain_out_of_memory
 from lmtrain.system.messages import for_terminal, log, to_json
-from lmtrain.system.signals import forget
 
 REMEDY = "lower --batch-size, --samples, --beams or --max-tokens"
-ASK = "prompt> "
 MAX_SHOWN = 200
 """Characters of a list of unknown words that are shown, at most."""
 
@@ -36,35 +33,24 @@ def complete_prompts(
     trained: Run, options: Options, prompts: Iterator[Prompt], batch_size: int, as_json_lines: bool
 ) -> None:
     """Read many prompts, `batch_size` at a time, and print the texts for them."""
-    count = 0
+    first = 0
     while batch := list(islice(prompts, batch_size)):
         with explain_out_of_memory(REMEDY):
-            _complete(trained, options, batch, count, as_json_lines)
-        count += len(batch)
+            _complete(trained, options, batch, first, as_json_lines)
+        first += len(batch)
 
 
 def interactive(trained: Run, options: Options) -> None:
-    """Ask for prompts on the terminal until Ctrl-D, and print a text for each.
-
-    Ctrl-C ends the text that is being generated; at the prompt it clears the line.
-    """
-    if importlib.util.find_spec("readline"):
+    """Ask for prompts on the terminal until Ctrl-D, and print a text for each."""
+    with suppress(ImportError):
         import readline  # noqa: F401 -- adds line editing and history to `input`
-    log.info(
-        f"{trained.folder}, step {trained.step:,}. Type a prompt and press Enter. Ctrl-C stops a text, Ctrl-D quits."
-    )
-    number = 0
-    while (prompt := _ask()) is not None:
-        if not prompt:
-            continue
+    log.info(f"{trained.folder}, step {trained.step:,}. Type a prompt and press Enter. Ctrl-D quits.")
+    for number in count():
         try:
-            complete_prompt(trained, options, prompt, as_json_lines=False, number=number)
-        except KeyboardInterrupt:
-            forget()
-            _write("\n")
-        except LmtrainError as error:
-            log.error(f"lmtrain: {error}")
-        number += 1
+            prompt = input("prompt> ")
+        except EOFError:
+            return
+        complete_prompt(trained, options, prompt, as_json_lines=False, number=number)
 
 
 def _stream(trained: Run, options: Options, prompt: str, number: int) -> None:
@@ -112,25 +98,6 @@ def _warn(trained: Run, prompts: list[str]) -> None:
         log.warning(f"not in the vocabulary: {shorten(', '.join(unknown), MAX_SHOWN, placeholder=' ...')}")
     if longest := max((length for text in texts if (length := len(tokenizer.encode(text))) > context), default=0):
         log.warning(f"a prompt has {longest:,} tokens and the context {context:,}: only the last {context:,} are read")
-
-
-def _ask() -> str | None:
-    """Return a line from the terminal, empty after Ctrl-C; None at the end of the input."""
-    try:
-        if sys.stdout.isatty():
-            return input(ASK)
-        print(ASK, end="", file=sys.stderr, flush=True)
-        return input()
-    except KeyboardInterrupt:
-        forget()
-        print(file=sys.stderr)
-        return ""
-    except EOFError:
-        print(file=sys.stderr)
-        return None
-    except UnicodeDecodeError:
-        log.error("lmtrain: that is not UTF-8 text")
-        return ""
 
 
 def _write(text: str) -> None:

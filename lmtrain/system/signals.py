@@ -36,12 +36,6 @@ def ending() -> bool:
     return _ending
 
 
-def forget() -> None:
-    """Let the command continue after a signal that was to end only a part of it."""
-    global _ending  # noqa: PLW0603 -- signals belong to the process
-    _ending = False
-
-
 def uninstall() -> None:
     """Let SIGINT end a process that only has to exit, without the traceback of Python's handler; ignore SIGUSR1."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -64,7 +58,7 @@ def _write_line(message: str) -> None:
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    global _ending  # noqa: PLW0603
+    global _ending  # noqa: PLW0603 -- signals belong to the process
     if _ending:
         _end_at_once("interrupted again: exited")
     _ending = True
