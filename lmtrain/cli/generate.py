@@ -124,8 +124,6 @@ def generate(
     if prompt is not None and prompts is not None:
         raise UsageError("give a prompt or --prompts, not both")
     asks = prompt is None and prompts is None and sys.stdin.isatty()
-    if asks and as_json:
-        raise UsageError("--json needs a prompt: give one as an argument")
 
     from pydantic import ValidationError
 
@@ -165,7 +163,7 @@ def generate(
     if prompts is not None:
         complete_prompts(trained, options, read_prompts(prompts), batch_size, as_json)
     elif asks:
-        interactive(trained, options)
+        interactive(trained, options, as_json)
     else:
         complete_prompt(trained, options, read_all(sys.stdin.buffer) if prompt is None else prompt, as_json)
 

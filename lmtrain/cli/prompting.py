@@ -40,7 +40,7 @@ def complete_prompts(
         first += len(batch)
 
 
-def interactive(trained: Run, options: Options) -> None:
+def interactive(trained: Run, options: Options, as_json_lines: bool) -> None:
     """Ask for prompts on the terminal until Ctrl-D, and print a text for each."""
     with suppress(ImportError):
         import readline  # noqa: F401 -- adds line editing and history to `input`
@@ -50,7 +50,7 @@ def interactive(trained: Run, options: Options) -> None:
             prompt = input("prompt> ")
         except EOFError:
             return
-        complete_prompt(trained, options, prompt, as_json_lines=False, number=number)
+        complete_prompt(trained, options, prompt, as_json_lines, number)
 
 
 def _stream(trained: Run, options: Options, prompt: str, number: int) -> None:

@@ -134,20 +134,13 @@ def test_a_prompt_asked_twice_gets_another_sample_streamed_or_not(
 def test_a_conversation_numbers_its_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def complete(_run: object, _options: object, prompt: str, *, as_json_lines: bool, number: int) -> None:
+    def complete(_run: object, _options: object, prompt: str, as_json_lines: bool, number: int) -> None:
         asked.append((prompt, number, as_json_lines))
 
     give_input(monkeypatch, b"a\n\nb\n")
     monkeypatch.setattr(prompting, "complete_prompt", complete)
-    prompting.interactive(cast(Run, SimpleNamespace(folder="run", step=1)), Options())
-    assert asked == [("a", 0, False), ("", 1, False), ("b", 2, False)]
-
-
-def test_a_conversation_is_not_in_json(lmtrain: Lmtrain, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    done = lmtrain("generate", "--json")
-    assert (done.code, done.out) == (2, "")
-    assert "--json needs a prompt: give one as an argument" in done.err
+    prompting.interactive(cast(Run, SimpleNamespace(folder="run", step=1)), Options(), as_json_lines=True)
+    assert asked == [("a", 0, True), ("", 1, True), ("b", 2, True)]
 
 
 def test_no_line_end_is_added_to_a_prompt_that_has_one_and_no_text(
