@@ -66,11 +66,11 @@ def generate(
     ] = None,
     temperature: Annotated[
         float, _option(SAMPLING, "Below 1: more conservative, above 1: more random, 0: greedy.", metavar="T")
-    ] = SAMPLED.temperature,
+    ] = 0.8,
     top_k: Annotated[int, _option(SAMPLING, "Sample from the K most likely tokens (0: all).", metavar="K")] = 0,
     top_p: Annotated[
         float, _option(SAMPLING, "Nucleus sampling: the fewest tokens with total probability P (1: all).", metavar="P")
-    ] = SAMPLED.top_p,
+    ] = 0.95,
     min_p: Annotated[
         float,
         _option(SAMPLING, "Sample from tokens with at least P times the highest probability (0: all).", metavar="P"),
@@ -129,7 +129,7 @@ def generate(
 
     from lmtrain.api.run import load
     from lmtrain.cli.prompting import complete_prompt, complete_prompts, interactive
-    from lmtrain.generation.options import SAMPLED, Options
+    from lmtrain.generation.options import Options
     from lmtrain.generation.prompts import read_all, read_prompts
 
     if searches:

@@ -7,6 +7,7 @@ from itertools import count, islice
 from textwrap import shorten
 
 from lmtrain.api.run import Run
+from lmtrain.errors import LmtrainError
 from lmtrain.generation.options import Options
 from lmtrain.generation.prompts import Prompt
 from lmtrain.generation.spacing import in_corpus_spacing
@@ -50,6 +51,8 @@ def interactive(trained: Run, options: Options, as_json_lines: bool) -> None:
             prompt = input("prompt> ")
         except EOFError:
             return
+        except UnicodeDecodeError:
+            raise LmtrainError("that prompt is not UTF-8 text: set the terminal to UTF-8") from None
         complete_prompt(trained, options, prompt, as_json_lines, number)
 
 
