@@ -1,10 +1,8 @@
 """Joining the processes that torchrun started, and reporting an error only once if all of them meet it."""
 
-import ctypes
 import itertools
 import logging
 import os
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,8 +18,6 @@ from lmtrain.system.launcher import is_launched, is_main_process
 from lmtrain.system.messages import log, log_level
 from lmtrain.system.process_group import POLL_SECONDS, SINGLE_PROCESS, DistributedGroup, ProcessGroup
 
-PR_SET_PDEATHSIG = 1
-"""From Linux's <sys/prctl.h>."""
 MAIN_REPORT_SECONDS = 5.0
 """How long a process that fails waits for the main process's error message."""
 
@@ -43,7 +39,6 @@ def join_processes(device: str, timeout_minutes: float) -> Iterator[ProcessGroup
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    _end_with_torchrun()
     device_type = choose_device(device).type
     if device_type == "cuda":
         _set_cuda_device()
@@ -99,12 +94,6 @@ def _of_this_start(kv_store: Any) -> Any:
     from torch.distributed.distributed_c10d import PrefixStore
 
     return PrefixStore(f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} of {os.environ['WORLD_SIZE']}", kv_store)
-
-
-def _end_with_torchrun() -> None:
-    """Let the kernel send SIGTERM to this process if torchrun is killed, because nothing else would end it then."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _set_cuda_device() -> None:

@@ -5,9 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +21,7 @@ from lmtrain.training.loop import train_step
 from lmtrain.training.parallel import check_agreement
 from lmtrain.training.saving import CheckpointSaver
 from lmtrain.training.train_state import TrainState, snapshot
-from tests.helpers import TINY, Child
+from tests.helpers import TINY
 from tests.training.helpers import CIRCUMSTANCES, change, full_disk, last_hash, run, run_state, start, verified_steps
 from tests.training.ranks import together, train_ranks
 
@@ -159,44 +156,6 @@ def test_processes_that_disagree_are_rejected(tiny: Config, little: Config, tmp_
         assert expected in message
     assert [name for name, _ in other] == ["LmtrainError"] * 4 + ["AlreadyReported", "LmtrainError"]
     assert not (tmp_path / "run").exists()
-
-
-def test_processes_whose_torchrun_is_killed_save_and_end(
-    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = change(tiny, train__steps=10**6, train__eval_steps=10**6)
-
-    def work(processes: ProcessGroup) -> None:
-        outcome, _ = run(config, tmp_path / "run", processes=processes)
-        (tmp_path / f"{processes.rank}.json").write_text(json.dumps([outcome.status, outcome.step]))
-
-    def torchrun(say: Callable[[str], None]) -> None:
-        ranks = train_ranks(2, work, tmp_path / "log")
-        say(" ".join(str(child.process) for child in (*ranks.children, ranks.host)))
-        signal.pause()
-
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
-    parent = Child(torchrun)
-    processes = [int(number) for number in parent.hear().split()]
-    metrics, ended = tmp_path / "run" / run_folder.METRICS, [tmp_path / f"{rank}.json" for rank in range(2)]
-    try:
-        _wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0)
-        os.kill(parent.process, signal.SIGKILL)
-        parent.end()
-        _wait_for(lambda: all(path.exists() and path.stat().st_size for path in ended))
-    finally:
-        for process in processes:
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-    step = verified_steps(tmp_path / "run")[-1]
-    assert [json.loads(path.read_text()) for path in ended] == [["interrupted", step]] * 2
-
-
-def _wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 SCRIPT = """
