@@ -37,7 +37,7 @@ FAILING = {
     "not an override": (["train", ADDRESS], "data.source is a URL"),
     "looks like an override": (["train", f"{ADDRESS}?a=b"], "data.source is a URL"),
     "bad YAML": (["train", f"train.sample_prompts=[{ADDRESS}: ["], "not valid YAML"),
-    "another type": (["train", f"data.sources=[{ADDRESS}]"], "the field was removed"),
+    "another type": (["train", f"data.sources=[{ADDRESS}]"], "unknown field data.sources"),
     "key": (["train", f"data.sources=[{{'{ADDRESS}': 1, '{ADDRESS}': 2}}]"], "duplicate key"),
     "another field": (["train", f"model.dim={ADDRESS}"], "model.dim="),
     "file": (["train", "-c", "address.yaml"], "data.source is a URL"),

@@ -47,11 +47,12 @@ def load(
     """Read a configuration: defaults, then the YAML file, then the environment, then `section.field=value` overrides.
 
     In place of the file there may be its sections, or a Config. `environment` defaults to that of the process. If
-    `stored`, the file is the configuration that a run was trained with, in which removed fields may have any value.
+    `stored`, the file is the configuration that a run was trained with, in which removed fields are ignored.
     Raises UsageError naming the field, the value and the remedy, and LmtrainError if the file can't be read.
     """
     values = _values(source)
-    upgrade(values, stored=stored)
+    if stored:
+        upgrade(values)
     origins = _override(values, overrides, os.environ if environment is None else environment)
     origin = str(source) if isinstance(source, Path) else "the configuration"
     try:

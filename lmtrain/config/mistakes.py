@@ -7,7 +7,6 @@ from itertools import groupby
 from pydantic_core import ErrorDetails
 
 from lmtrain.config.base import NOT_UNICODE
-from lmtrain.config.earlier import REMOVED
 from lmtrain.config.names import suggestion
 from lmtrain.config.schema import SECTIONS
 
@@ -58,8 +57,6 @@ def _sentence(errors: Sequence[ErrorDetails], origin: str) -> str:
     """One message about the errors of a field; there are several if it may have values of several types."""
     error, location = errors[0], _location(errors[0])
     key = cleaned(".".join(map(str, location)))
-    if key in REMOVED:
-        return f"{origin}: {key}={shown(error['input'])}: the field was removed: {REMOVED[key][1]}"
     if error["type"] == "extra_forbidden":
         return f"{origin}: unknown {'field' if len(location) > 1 else 'section'} {key}{suggestion(key)}"
     message = " or ".join(dict.fromkeys(map(_message, errors)))

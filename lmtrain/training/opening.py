@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from lmtrain.config.loader import differences, load
+from lmtrain.config.loader import differences
 from lmtrain.config.schema import CHANGEABLE_FIELDS, SCHEDULE_FIELDS, Config
 from lmtrain.data.tokens import TokenStore
-from lmtrain.errors import LmtrainError, UsageError
+from lmtrain.errors import LmtrainError
 from lmtrain.storage import run_checkpoints, run_folder
 from lmtrain.storage.checkpoint import Checkpoint, check_model
 from lmtrain.storage.checkpoint import load as load_checkpoint
@@ -82,7 +82,7 @@ def open_run(
     report_device(state)
     if last is not None:
         restore(state, last)
-        _warn_of_differences(run_dir, info, state)
+        _warn_of_differences(info, state)
     elif base is not None:
         log.info(f"starting from the weights of {base.run_dir} at step {base.info['step']:,}")
     del last, base  # they hold their files open, which then stay on the disk after they are pruned
@@ -140,14 +140,10 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, last: Check
             )
 
 
-def _warn_of_differences(run_dir: Path, info: CheckpointInfo, state: TrainState) -> None:
+def _warn_of_differences(info: CheckpointInfo, state: TrainState) -> None:
     """Report why a resumed run may not equal an uninterrupted one to the last bit."""
     if info.store is None:
         log.warning("the run is of an earlier version: lmtrain can't check that its text is unchanged")
-    try:
-        load(run_dir / run_folder.CONFIG, environment={})
-    except UsageError as error:
-        log.warning(f"{error}; the run is resumed without it")
     for what, then, now in (
         ("precision, by train.precision=auto", info.precision, state.precision),
         ("compiled", info.compiled, state.compiled),
