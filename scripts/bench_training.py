@@ -40,7 +40,7 @@ def training(arguments: argparse.Namespace, folder: Path) -> None:
     options = on_random_words(arguments, folder)
     costs = lmtrain("train", *options, "--dry-run")
     config, model = costs["config"], costs["config"]["model"]
-    device, precision = (costs["estimate"][name] for name in ("device", "precision"))
+    device, precision = costs["device"], costs["precision"]
     sizes = {name: model[name] for name in ("dim", "layers", "heads", "context")}
     sizes |= {"vocab_size": costs["vocabulary"], "batch": config["train"]["batch_size"]}
     peers = {"nanoGPT": str(arguments.nanogpt)} if arguments.nanogpt else {}

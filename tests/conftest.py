@@ -69,7 +69,7 @@ def unmeasured() -> Iterator[None]:
     """Runs in this process do not measure the machine's peak, which takes longer than a tiny training, and its memory
     is 16 GB."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("costs", "meter", "profiling"):
+        for module in ("meter", "profiling"):
             patch.setattr(f"lmtrain.training.{module}.peak_flops", lambda device, precision: 1e12)
         patch.setattr("lmtrain.training.costs.installed_bytes", lambda device: 16e9)
         yield

@@ -87,6 +87,7 @@ def _dry_run(plan: "RunPlan", as_json: bool) -> None:
     from tqdm import tqdm
 
     from lmtrain.config.loader import dump
+    from lmtrain.training.announce import plan_lines
     from lmtrain.training.costs import costs
     from lmtrain.training.other_runs import check_other_runs
     from lmtrain.training.plan import prepare
@@ -94,28 +95,14 @@ def _dry_run(plan: "RunPlan", as_json: bool) -> None:
     config, store = prepare(plan)
     check_other_runs(config, store, plan.run_dir)
     result, size = costs(config, store), tqdm.format_sizeof
-    estimate, memory = result["estimate"], result["memory_bytes"]
-    epochs = float(f"{estimate['epochs']:.3g}")
-    steps = f"{estimate['steps']:,} steps, {size(estimate['tokens'])} tokens, {epochs:,.15g} epochs"
-    if result.get("steps") == estimate["steps"]:
-        run = f"{steps}, {duration(60 * estimate['minutes'])} (estimated)"
-    else:
-        run = f"{steps} (estimated) in {config.train.max_minutes:g} minutes"
-    place, peak = estimate["device"].replace("cuda", "gpu").upper(), size(estimate["peak_flops"], "FLOP/s")
-    at_most = "" if estimate["device"] == "cpu" else "; less with fused attention"
+    memory = {name: f"{size(part, 'B')}" for name, part in result["memory_bytes"].items() if part}
     lines = [
         dump(config).rstrip(),
         "---",
-        f"parameters       {size(result['parameters'])}, with a vocabulary of {result['vocabulary']:,}",
-        f"training tokens  {size(result['tokens_per_epoch'])}, {result['steps_per_epoch']:,.1f} steps per epoch",
-        f"step             {result['tokens_per_step']:,} tokens, {size(result['flops_per_step'], 'FLOP')}, "
-        f"{duration(estimate['seconds_per_step'])} (estimated)",
-        f"run              {run}, without evaluations",
-        f"                 at {estimate['utilization']:.0%} of the {peak} of a matrix product on this {place} in "
-        f"{estimate['precision']}",
-        f"memory           {size(memory['total'], 'B')} of tensors (estimated{at_most}) of "
-        f"{size(estimate['device_memory_bytes'], 'B')}",
-        *(f"  {name:16} {size(part, 'B')}" for name, part in memory.items() if part and name != "total"),
+        *plan_lines(config, store),
+        f"step: {size(result['flops_per_step'], 'FLOP')}",
+        f"memory: {memory.pop('total')} of tensors (estimated) of {size(result['device_memory_bytes'], 'B')}",
+        *(f"  {name:16} {part}" for name, part in memory.items()),
     ]
     show({"config": config.model_dump(mode="json"), **result}, "\n".join(lines), as_json)
 

@@ -1,4 +1,4 @@
-"""What a run reports before its first step."""
+"""What a run reports before its first step, and a dry run prints."""
 
 import torch
 
@@ -6,23 +6,18 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.build import build_uninitialized
 from lmtrain.system.messages import log
-from lmtrain.training.schedule import Budget, sample_order
+from lmtrain.training.schedule import make_budget, sample_order
 from lmtrain.training.train_state import TrainState
 
 
-def report_plan(config: Config, store: TokenStore, budget: Budget) -> None:
-    """Report the model, the data and the budget, before the model is made, which may take minutes."""
-    model, tokenizer = config.model, store.tokenizer
+def plan_lines(config: Config, store: TokenStore) -> list[str]:
+    """Return a line each about the model, the data and the budget."""
+    model, tokenizer, budget = config.model, store.tokenizer, make_budget(config, store)
     steps_per_epoch = sample_order(config, store).per_epoch() / config.train.batch_size
-    parameters = sum(value.numel() for value in build_uninitialized(model, tokenizer.vocab_size).parameters())
+    with torch.device("meta"):  # also for a model that is larger than the memory
+        parameters = sum(value.numel() for value in build_uninitialized(model, tokenizer.vocab_size).parameters())
     size = f"{parameters / 1e6:,.1f} M" if parameters >= 1e6 else f"{parameters:,}"
-    blocks = f"{_count(model.layers, 'block')} of width {model.dim}"
-    log.info(f"model: {size} parameters, {blocks}, context {model.context}")
     targets = config.targets_per_step
-    log.info(
-        f"data: {store.split('train').tokens:,} training tokens; a vocabulary of {tokenizer.vocab_size:,} entries "
-        f"({tokenizer.kind}); one epoch is {steps_per_epoch:,.1f} steps of {_count(targets, 'token')}"
-    )
     limits = []
     if budget.steps is not None:
         epochs = float(f"{budget.steps / steps_per_epoch:.3g}")
@@ -30,7 +25,12 @@ def report_plan(config: Config, store: TokenStore, budget: Budget) -> None:
         limits.append(f"{_count(budget.steps, 'step')} ({tokens}, {_count(epochs, 'epoch')})")
     if budget.seconds is not None:
         limits.append(_count(budget.seconds / 60, "minute"))
-    log.info(f"budget: {' or '.join(limits)}{', whichever comes first' if len(limits) > 1 else ''}")
+    return [
+        f"model: {size} parameters, {_count(model.layers, 'block')} of width {model.dim}, context {model.context}",
+        f"data: {store.split('train').tokens:,} training tokens; a vocabulary of {tokenizer.vocab_size:,} entries "
+        f"({tokenizer.kind}); one epoch is {steps_per_epoch:,.1f} steps of {_count(targets, 'token')}",
+        f"budget: {' or '.join(limits)}{', whichever comes first' if len(limits) > 1 else ''}",
+    ]
 
 
 def report_device(state: TrainState) -> None:

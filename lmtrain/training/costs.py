@@ -1,4 +1,4 @@
-"""The costs of training: operations, memory and time; for `train --dry-run` and MFU (model FLOPs utilization)."""
+"""The costs of training: operations and memory; for `train --dry-run` and MFU (model FLOPs utilization)."""
 
 from functools import lru_cache
 from typing import Any
@@ -16,19 +16,13 @@ from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.objective import Objective
 from lmtrain.nn.output_loss import rows_at_once
 from lmtrain.storage.run_folder import run_config
-from lmtrain.system.device import autocast, choose_device, choose_precision, cpu_info, set_threads
-from lmtrain.system.machine import installed_bytes, peak_flops
+from lmtrain.system.device import autocast, choose_device, choose_precision
+from lmtrain.system.machine import installed_bytes
 from lmtrain.training.optimizers import make_optimizer, optimizer_tensors
 from lmtrain.training.schedule import make_budget, sample_order
 
 DISTILLATION_BUFFERS = 3
 """Arrays of the size of all logits that exist at once in the distillation loss, besides those that autograd saves."""
-
-UTILIZATION = {"cpu": 0.5, "amx": 0.12, "cuda": 0.35}
-"""Typical MFU of training. A CPU's AMX multiplies the peak in bf16 products, and makes nothing else faster: `train
---profile` has shown 5 to 13% for recipes, and 19% for the plain defaults with a large vocabulary."""
-LAYER_SECONDS = {"cpu": 1e-3, "cuda": 2e-4}
-"""Overhead of a layer for both passes of a micro-batch, by device; everything outside the layers counts as two more."""
 
 
 def step_flops(model: LanguageModel, config: Config, store: TokenStore) -> float:
@@ -120,55 +114,28 @@ def _saved_bytes(model: nn.Module, inputs: Tensor, targets: Tensor, precision: s
     return float(sum(storage.nbytes() for address, storage in saved.items() if address not in parameters))
 
 
-def typical_utilization(device: torch.device, precision: str) -> float:
-    """Return the entry of `UTILIZATION` for this machine."""
-    has_amx = device.type == "cpu" and precision == "bf16" and "amx_bf16" in cpu_info("flags").split()
-    return UTILIZATION["amx" if has_amx else device.type]
-
-
 def costs(config: Config, store: TokenStore) -> dict[str, Any]:
     """Return the figures of `train --dry-run`, without `steps` if the budget is only in minutes.
 
-    `estimate` is for one process, without evaluations. It takes the time of a step as its operations over `UTILIZATION`
-    of the measured peak, plus `LAYER_SECONDS`. If the budget is in minutes, its `steps` are those that fit.
+    The memory is that of one process, without evaluations.
     """
-    samples = sample_order(config, store).per_epoch()
+    samples, budget = sample_order(config, store).per_epoch(), make_budget(config, store)
     with FakeTensorMode():  # also for a model that is larger than the memory
         model = build_uninitialized(config.model, store.tokenizer.vocab_size)
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device)
     memory = memory_estimate(config, store.tokenizer.vocab_size, precision)
-    budget = make_budget(config, store)
-    tokens = config.targets_per_step
-    flops, steps_per_epoch = step_flops(model, config, store), samples / config.train.batch_size
-    set_threads(config.train.threads)
-    peak = peak_flops(device, precision)
-    micro_batches = config.train.batch_size / config.train.micro_batch_size
-    utilization = typical_utilization(device, precision)
-    seconds = flops / (utilization * peak)
-    seconds += (config.model.layers + 2) * micro_batches * LAYER_SECONDS[device.type]
-    limits = [budget.steps, None if budget.seconds is None else max(1, int(budget.seconds / seconds))]
-    steps = min(limit for limit in limits if limit is not None)
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "vocabulary": store.tokenizer.vocab_size,
         "tokens_per_epoch": store.split("train").tokens,
-        "tokens_per_step": tokens,
+        "tokens_per_step": config.targets_per_step,
         "windows_per_epoch": samples,
-        "steps_per_epoch": steps_per_epoch,
+        "steps_per_epoch": samples / config.train.batch_size,
         **({"steps": budget.steps} if budget.steps is not None else {}),
-        "flops_per_step": flops,
+        "flops_per_step": step_flops(model, config, store),
         "memory_bytes": memory | {"total": sum(memory.values())},
-        "estimate": {
-            "device": device.type,
-            "precision": precision,
-            "peak_flops": peak,
-            "utilization": utilization,
-            "seconds_per_step": seconds,
-            "steps": steps,
-            "tokens": steps * tokens,
-            "epochs": steps / steps_per_epoch,
-            "minutes": steps * seconds / 60,
-            "device_memory_bytes": installed_bytes(device),
-        },
+        "device": device.type,
+        "precision": precision,
+        "device_memory_bytes": installed_bytes(device),
     }

@@ -15,15 +15,7 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.build import build_uninitialized
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.training.costs import (
-    LAYER_SECONDS,
-    UTILIZATION,
-    blank_batch,
-    costs,
-    memory_estimate,
-    step_flops,
-    typical_utilization,
-)
+from lmtrain.training.costs import blank_batch, costs, memory_estimate, step_flops
 from lmtrain.training.loop import train_step
 from lmtrain.training.optimizers import make_optimizer
 from lmtrain.training.schedule import sample_order
@@ -162,54 +154,21 @@ def test_the_memory_of_the_optimizer_is_that_of_its_state(tiny: Config, kind: st
 
 
 @pytest.mark.parametrize(
-    ("precision", "flags", "machine"),
-    [("bf16", "avx512f amx_bf16", "amx"), ("bf16", "avx512_bf16", "cpu"), ("fp32", "amx_bf16", "cpu")],
-)
-def test_a_peak_that_amx_multiplies_is_used_less(
-    monkeypatch: pytest.MonkeyPatch, precision: str, flags: str, machine: str
-) -> None:
-    monkeypatch.setattr("lmtrain.training.costs.cpu_info", lambda *_names: flags)
-    assert typical_utilization(CPU, precision) == UTILIZATION[machine]
-
-
-@pytest.mark.parametrize(
-    ("budget", "steps", "expected", "minutes"),
+    ("budget", "steps"),
     [
-        ({"train__steps": 12}, 12, 12, 2),
-        ({"train__steps": None, "train__epochs": 0.5}, 24, 24, 4),
-        ({"train__steps": None, "train__tokens": 23 * 64 + 1}, 24, 24, 4),
-        ({"train__steps": None, "train__max_minutes": 1}, None, 6, 1),
-        ({"train__max_minutes": 1}, 12, 6, 1),
-        ({"train__max_minutes": 3}, 12, 12, 2),
-        ({"train__max_minutes": 0.01}, 12, 1, 1 / 6),
+        ({"train__steps": 12}, 12),
+        ({"train__steps": None, "train__epochs": 0.5}, 24),
+        ({"train__steps": None, "train__max_minutes": 1}, None),
+        ({"train__max_minutes": 1}, 12),
     ],
 )
-def test_a_dry_run_has_all_figures(
-    tiny: Config,
-    store: TokenStore,
-    monkeypatch: pytest.MonkeyPatch,
-    budget: dict[str, Any],
-    steps: int | None,
-    expected: int,
-    minutes: float,
-) -> None:
-    """On a machine that takes ten seconds for a step."""
-    config = change(tiny, **budget)
-    seconds = 10 - 3 * 2 * LAYER_SECONDS["cpu"]  # a layer, what is outside of it, and two micro-batches
-    model = LanguageModel(tiny.model, store.tokenizer.vocab_size)
-    peak = step_flops(model, tiny, store) / UTILIZATION["cpu"] / seconds
-    monkeypatch.setattr("lmtrain.training.costs.peak_flops", lambda device, precision: peak)
-    monkeypatch.setattr("lmtrain.training.costs.cpu_info", lambda *_names: "")
-    found = costs(config, store)
+def test_a_dry_run_has_all_figures(tiny: Config, store: TokenStore, budget: dict[str, Any], steps: int | None) -> None:
+    found = costs(change(tiny, **budget), store)
     assert (found["tokens_per_epoch"], found["tokens_per_step"]) == (store.split("train").tokens, 4 * 16)
     assert found["memory_bytes"]["total"] == sum(v for k, v in found["memory_bytes"].items() if k != "total")
     assert found.get("steps") == steps
-    estimate = found["estimate"]
-    assert (estimate["seconds_per_step"], estimate["steps"]) == (pytest.approx(10), expected)
-    assert estimate["minutes"] == pytest.approx(minutes)
-    assert estimate["tokens"] == 64 * expected
-    assert estimate["epochs"] == pytest.approx(expected * 4 / found["windows_per_epoch"])
-    assert estimate["device_memory_bytes"] > found["memory_bytes"]["total"]
+    assert (found["device"], found["precision"]) == ("cpu", "fp32")
+    assert found["device_memory_bytes"] > found["memory_bytes"]["total"]
 
 
 def test_ema_weights_take_as_much_memory_as_the_weights(tiny: Config) -> None:
