@@ -310,6 +310,6 @@ CHANGEABLE_FIELDS = frozenset(
         "train.sample_tokens",
     }
 )
-"""Fields that may change when a run is resumed; all others but `SCHEDULE_FIELDS` are the identity of the run."""
-SCHEDULE_FIELDS = frozenset({*(f"train.{field}" for field in BUDGETS), "train.warmup"})
-"""Fields that may change if the steps that are done stay the same; see `lmtrain.training.continuing`."""
+"""Fields that may change when a run is resumed; all others are the identity of the run."""
+BUDGET_FIELDS = frozenset(f"train.{field}" for field in BUDGETS)
+"""Fields that may also change if the learning rate is constant."""

@@ -54,8 +54,8 @@ class TrainConfig(Section):
     """Peak learning rate. Word embeddings, and an untied output layer, of width E have `lr` / sqrt(E); norms and the
     token shift have 5 `lr`."""
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
-    """Learning rate after the warmup; `wsd` is warmup, stable, linear decay. With `wsd` or `constant` a run can be
-    resumed with a larger budget in steps, epochs or tokens."""
+    """Learning rate after the warmup; `wsd` is warmup, stable, linear decay. With `constant` a run can be resumed with
+    a larger budget in steps, epochs or tokens."""
     warmup: float = Field(0.02, ge=0)
     """Linear warmup of the learning rate: a fraction of the run or, if 1 or more, a number of steps."""
     decay: float = Field(0.2, gt=0, le=1)
@@ -101,7 +101,7 @@ class TrainConfig(Section):
     save_minutes: float = Field(5.0, gt=0)
     """Minutes between two checkpoints; each evaluation also saves one."""
     keep: int = Field(2, ge=1)
-    """Latest checkpoints to keep, besides the best one and those needed to resume with a larger budget."""
+    """Latest checkpoints to keep, besides the best one."""
     sample_prompts: tuple[str, ...] = ("The",)
     """Prompts that are continued for TensorBoard at each evaluation."""
     sample_tokens: int = Field(40, ge=1, le=1000)

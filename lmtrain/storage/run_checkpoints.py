@@ -1,4 +1,4 @@
-"""The checkpoints of a run: the last, the last up to a step, the best, and which to delete."""
+"""The checkpoints of a run: the last, the best, and which to delete."""
 
 import math
 import re
@@ -18,10 +18,10 @@ Damaged = list[tuple[Path, LmtrainError]]
 """Damaged checkpoints, each with what is wrong with it."""
 
 
-def folders(run_dir: Path, until: float = math.inf) -> list[Path]:
-    """Return the checkpoint folders of a run up to the step `until`, oldest first, damaged or not."""
+def folders(run_dir: Path) -> list[Path]:
+    """Return the checkpoint folders of a run, oldest first, damaged or not."""
     valid = [folder for folder in _all_folders(run_dir) if _STEP.fullmatch(folder.name.removeprefix(STEP_PREFIX))]
-    return sorted((folder for folder in valid if step_of(folder) <= until), key=step_of)
+    return sorted(valid, key=step_of)
 
 
 def _all_folders(run_dir: Path) -> list[Path]:
@@ -63,11 +63,6 @@ def last(run_dir: Path) -> tuple[Checkpoint | None, Damaged]:
     return newest, damaged
 
 
-def last_until(run_dir: Path, step: int) -> Checkpoint | None:
-    """Return the newest undamaged checkpoint up to this step, or None. Nothing is renamed."""
-    return _first_good(reversed(folders(run_dir, step)))[0]
-
-
 def set_aside(damaged: Damaged) -> None:
     """Rename damaged checkpoints to `<name>.damaged` or, if that name is taken, `<name>.damaged2` and so on."""
     for folder, error in damaged:
@@ -78,12 +73,12 @@ def set_aside(damaged: Damaged) -> None:
         log.warning(f"{error}; it was set aside as {aside.name}, and the checkpoint before it is used")
 
 
-def best_first(run_dir: Path, until: float = math.inf) -> list[Path]:
-    """Return the checkpoint folders up to step `until`, the best score first (ties: the oldest first), then those
+def best_first(run_dir: Path) -> list[Path]:
+    """Return the checkpoint folders, the best score first (ties: the oldest first), then those
     without a score, newest first. A checkpoint with a damaged or unreadable manifest, which may be the best, comes
     before all others.
     """
-    ranked = sorted(folders(run_dir, until), key=_rank)
+    ranked = sorted(folders(run_dir), key=_rank)
     return [folder for folder in ranked if folder.is_dir()]  # a run in training may have just deleted it
 
 
@@ -98,12 +93,12 @@ def _rank(folder: Path) -> tuple[float, int]:
     return math.inf, -step_of(folder)
 
 
-def best_folder(run_dir: Path, until: float = math.inf) -> Path | None:
-    """Return the folder of the best checkpoint up to step `until` whose files are complete, or None.
+def best_folder(run_dir: Path) -> Path | None:
+    """Return the folder of the best checkpoint whose files are complete, or None.
 
     The hashes are not verified.
     """
-    best, _ = _first_good(best_first(run_dir, until), only_weights=True, verify_hashes=False)
+    best, _ = _first_good(best_first(run_dir), only_weights=True, verify_hashes=False)
     return best.folder if best is not None else None
 
 
@@ -148,21 +143,9 @@ def choose(run_dir: Path, which: str) -> Path:
     return chosen
 
 
-def remove_after(run_dir: Path, step: int) -> None:
-    """Delete the checkpoints of later steps."""
-    for folder in reversed(folders(run_dir)):
-        if step_of(folder) > step:
-            remove_folder(folder)
-
-
-def prune(run_dir: Path, keep: int, common_steps: int = 0) -> None:
-    """Delete all checkpoints except the newest `keep` and the best one.
-
-    A run with a larger budget resumes from a step up to `common_steps` (0: it can't), so the newest checkpoint and the
-    best one up to that step are kept too.
-    """
+def prune(run_dir: Path, keep: int) -> None:
+    """Delete all checkpoints except the newest `keep` and the best one."""
     kept = {best_folder(run_dir), *folders(run_dir)[-keep:]}
-    kept |= {best_folder(run_dir, common_steps), *folders(run_dir, common_steps)[-1:]}
     for folder in reversed(folders(run_dir)):
         if folder not in kept:
             remove_folder(folder)

@@ -43,16 +43,6 @@ class SavedCounters(Counters):
 
 
 @dataclass(frozen=True)
-class ScheduleLength:
-    """What the learning rate of a step depends on, besides fields that a run can't change."""
-
-    steps: Count | None
-    """The budget in steps."""
-    warmup: Amount | None
-    """`warmup_steps`."""
-
-
-@dataclass(frozen=True)
 class CheckpointInfo:
     """What a resumed run reads in the manifest of a checkpoint: its counters, and how it was written."""
 
@@ -74,8 +64,6 @@ class CheckpointInfo:
     precision: str | None = None
     compiled: bool | None = None
     micro_batch: int | None = None
-    schedule: ScheduleLength | None = None
-    """None in a checkpoint of an earlier version."""
 
 
 NEW_RUN = CheckpointInfo(SavedCounters(), seconds=0.0, metrics_bytes=0, threads=0, tokenizer="")

@@ -40,15 +40,15 @@ Measure = Callable[[str], AbstractContextManager[object]]
 def fit(config: Config, store: TokenStore, run_dir: Path, processes: ProcessGroup = SINGLE_PROCESS) -> Outcome:
     """Train until the budget is spent, the score stops improving, or a signal arrives. Return the outcome.
 
-    If `run_dir` has an undamaged checkpoint, training resumes from it; if the budget was raised, from the last one
-    before the learning rates differ. If the run is finished, this only returns its outcome.
+    If `run_dir` has an undamaged checkpoint, training resumes from it. If the run is finished, this only returns its
+    outcome.
     Call this in every process of a distributed run. All return the same.
     Raises LmtrainError if the run has another configuration or other data, and if training diverges.
     """
     check_agreement(config, store, processes)
     budget = make_budget(config, store)
     with explain_out_of_memory(MEMORY_REMEDY), locked(run_dir, processes):
-        checkpoint = checkpoint_to_resume(config, store, run_dir, budget, processes)
+        checkpoint = checkpoint_to_resume(config, store, run_dir, processes)
         outcome = finished_outcome(run_dir, config, budget, checkpoint, processes)
         if outcome is None:
             with open_run(config, store, run_dir, budget, checkpoint, processes) as trainer:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from lmtrain.config.loader import differences
-from lmtrain.config.schema import CHANGEABLE_FIELDS, SCHEDULE_FIELDS, Config
+from lmtrain.config.schema import BUDGET_FIELDS, CHANGEABLE_FIELDS, Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import run_checkpoints, run_folder
@@ -18,7 +18,6 @@ from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import catch_stop_signals
 from lmtrain.training.announce import plan_lines, report_device
 from lmtrain.training.checkpoint_info import NEW_RUN, CheckpointInfo, read_info
-from lmtrain.training.continuing import last_common, steps_independent_of_budget
 from lmtrain.training.meter import Clock
 from lmtrain.training.monitor import Monitor, RunMonitor
 from lmtrain.training.other_runs import initial_weights
@@ -36,9 +35,7 @@ def locked(run_dir: Path, processes: ProcessGroup) -> Iterator[None]:
         yield
 
 
-def checkpoint_to_resume(
-    config: Config, store: TokenStore, run_dir: Path, budget: Budget, processes: ProcessGroup
-) -> Path | None:
+def checkpoint_to_resume(config: Config, store: TokenStore, run_dir: Path, processes: ProcessGroup) -> Path | None:
     """Return the folder of the undamaged checkpoint that the run is resumed from; None if it is new.
 
     The main process chooses it, and sets newer, damaged ones aside. Raises LmtrainError, with nothing changed, if the
@@ -50,9 +47,8 @@ def checkpoint_to_resume(
         if newest is None:
             return None
         check_same_run(config, store, run_dir, newest)
-        common = last_common(run_dir, config.train, budget, newest)
         run_checkpoints.set_aside(damaged)
-        return str(common.folder)
+        return str(newest.folder)
 
     name = processes.on_main(chosen)
     folder = None if name is None else Path(name)
@@ -93,16 +89,13 @@ def open_run(
         if processes.is_main:
             run_folder.create_run(run_dir, config)
             store.tokenizer.save(run_dir / run_folder.TOKENIZER)
-            # Later ones belong to the curves that the monitor cuts off.
-            run_checkpoints.remove_after(run_dir, run_folder.step_of(folder) if folder else 0)
             steps, size = budget.fixed_steps, info.metrics_bytes
             monitor = RunMonitor(run_dir, step=step, progress=progress, total_steps=steps, metrics_bytes=size)
-    common = steps_independent_of_budget(config.train, budget)
     with closing(monitor):
         try:
             with (
                 catch_stop_signals(processes) as stop,
-                CheckpointSaver(run_dir, config.train.keep, processes, common_steps=common) as saver,
+                CheckpointSaver(run_dir, config.train.keep, processes) as saver,
             ):
                 monitor.write_status("running", step=step)
                 yield Trainer(state, run_dir, budget, clock, monitor, saver, stop)
@@ -114,16 +107,16 @@ def open_run(
 def check_same_run(config: Config, store: TokenStore, run_dir: Path, last: Checkpoint) -> None:
     """Raise LmtrainError if the configuration or the data differs from what the checkpoint `last` was trained with.
 
-    A change of the budget is left to `last_common`.
+    A constant learning rate does not depend on the budget in steps, epochs or tokens, so that may change.
     """
     info = read_info(last)
     stored = run_folder.run_config(run_dir)
-    fixed_schedule = info.schedule is None or stored.train.max_minutes is not None
-    free = CHANGEABLE_FIELDS if fixed_schedule else CHANGEABLE_FIELDS | SCHEDULE_FIELDS
+    is_constant = stored.train.schedule == "constant" and stored.train.max_minutes is None
+    free = CHANGEABLE_FIELDS | BUDGET_FIELDS if is_constant else CHANGEABLE_FIELDS
     changed = {key: values for key, values in differences(stored, config).items() if key not in free}
     if changed:
         fields = "; ".join(f"{key}: {old} -> {new}" for key, (old, new) in changed.items())
-        is_budget = changed.keys() <= SCHEDULE_FIELDS | {"train.max_minutes"}
+        is_budget = changed.keys() <= BUDGET_FIELDS | {"train.max_minutes"}
         raise LmtrainError(
             f"{run_dir} was started with another configuration ({fields}): "
             f"give the old values, or train another run with run.name={run_dir.name}-2"

@@ -21,16 +21,11 @@ class CheckpointSaver:
     The main process writes tensors that are not sharded. Each process writes its own rows of sharded tensors; none are
     sent. A write error is raised by the next call of any method, and at the end of the block at the latest. Between
     `save` and the next `wait` the newest complete checkpoint may be the previous one.
-
-    `common_steps` is the last step that a run with a larger budget can resume from (0: it can't); see `prune`.
     """
 
-    def __init__(
-        self, run_dir: Path, keep: int, processes: ProcessGroup = SINGLE_PROCESS, *, common_steps: int = 0
-    ) -> None:
+    def __init__(self, run_dir: Path, keep: int, processes: ProcessGroup = SINGLE_PROCESS) -> None:
         self._run_dir = run_dir
         self._keep = keep
-        self.common_steps = common_steps
         self._processes = processes.new_group()  # the loop uses its own collectives at the same time
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
@@ -77,7 +72,7 @@ class CheckpointSaver:
                     )
         checkpoint.save(self._run_dir, step, tensors, info, processes)
         if processes.is_main:
-            run_checkpoints.prune(self._run_dir, self._keep, self.common_steps)
+            run_checkpoints.prune(self._run_dir, self._keep)
 
 
 def _copies(named: Mapping[str, Tensor], is_main: bool) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from lmtrain.config.train import TrainConfig
 from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError, UsageError
-from lmtrain.training.checkpoint_info import Counters, ScheduleLength
+from lmtrain.training.checkpoint_info import Counters
 
 DEFAULT_EPOCHS = 10.0
 EVALUATIONS = 20
@@ -91,16 +91,12 @@ def _budget_steps(config: Config, samples_per_epoch: int) -> int | None:
 def learning_rate(train: TrainConfig, budget: Budget, step: int, seconds: float) -> float:
     """Return the learning rate of this step; at least a thousandth of the peak, so that the first step has an effect.
 
-    It rises linearly over the warmup and then follows `_schedule`. With a budget in steps the rise is computed from the
-    step and `warmup_steps`, so that another budget gives the same bits.
+    It rises linearly over the warmup and then follows `_schedule`.
     """
-    progress, length = budget.progress(step, seconds), warmup_steps(train, budget)
-    done, whole = (progress, train.warmup) if length is None else (step, length)
-    if done < whole:
-        scale = done / whole
-    else:
-        fraction = train.warmup if train.warmup < 1 or budget.steps is None else train.warmup / budget.steps
-        scale = _schedule(train, progress, fraction)
+    progress, warmup = budget.progress(step, seconds), train.warmup
+    if warmup >= 1 and budget.steps is not None:
+        warmup /= budget.steps
+    scale = progress / warmup if progress < warmup else _schedule(train, progress, warmup)
     return train.lr * max(scale, 1e-3)
 
 
@@ -118,19 +114,6 @@ def _schedule(train: TrainConfig, progress: float, warmup: float) -> float:
     if train.schedule == "wsd":
         return 1.0 - (1.0 - train.final_lr) * max(0.0, (progress - (1.0 - train.decay)) / train.decay)
     return 1.0
-
-
-def warmup_steps(train: TrainConfig, budget: Budget) -> float | None:
-    """Return how many steps the warmup takes, or None if it follows the clock."""
-    if budget.fixed_steps is None:
-        return None
-    length = train.warmup if train.warmup >= 1 else train.warmup * budget.fixed_steps
-    return max(1.0, length) if length else 0.0
-
-
-def schedule_length(train: TrainConfig, budget: Budget) -> ScheduleLength:
-    """Return the length of the schedule, which each checkpoint stores."""
-    return ScheduleLength(budget.steps, warmup_steps(train, budget))
 
 
 def evaluation_due(

@@ -28,7 +28,7 @@ from lmtrain.training.compilation import compiled_forward
 from lmtrain.training.optimizers import AdamW, make_optimizer, optimizer_tensors
 from lmtrain.training.other_runs import load_teacher
 from lmtrain.training.parallel import choose_strategy, distribute, with_micro_batch
-from lmtrain.training.schedule import Budget, make_budget, sample_order, schedule_length
+from lmtrain.training.schedule import make_budget, sample_order
 from lmtrain.training.sharding import copy_all
 
 
@@ -152,12 +152,11 @@ def new_state(
 
 
 def snapshot(
-    state: TrainState, score: float | None, *, budget: Budget, seconds: float, metrics_bytes: int
+    state: TrainState, score: float | None, *, prepared: float, seconds: float, metrics_bytes: int
 ) -> tuple[Tensors, dict[str, Any]]:
     """Return the whole state of the run for `CheckpointSaver.save`: its tensors (not copies), and the manifest.
 
-    `score` is the validation loss at this step, if it was evaluated. For `seconds` and `metrics_bytes` see
-    `CheckpointInfo`.
+    `score` is the validation loss at this step, if it was evaluated. For the rest see `CheckpointInfo`.
     """
     tensors: Tensors = {
         "model": dict(state.model.named_parameters()),
@@ -176,9 +175,8 @@ def snapshot(
     info = CheckpointInfo(
         counters=counters,
         seconds=seconds,
-        prepared=budget.setup_seconds,
+        prepared=prepared,
         metrics_bytes=metrics_bytes,
-        schedule=schedule_length(train, budget),
         tokenizer=state.store.tokenizer.sha256,
         store=state.store.sha256,
         teacher=state.teacher_hash,

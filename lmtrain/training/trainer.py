@@ -96,11 +96,8 @@ class Trainer:
             self.monitor.record(step, "train", self._meter.metrics(lr, self.clock.seconds, self._training_seconds()))
         if self.evaluation_is_due():
             self.evaluate()
-        elif progress < 1.0:
-            unsaved_seconds = self.clock.seconds - self._saved_seconds
-            # If the budget is raised later, the run resumes from the last step that does not depend on it.
-            if step == self.saver.common_steps or unsaved_seconds > 60 * train.save_minutes:
-                self._save(None)
+        elif progress < 1.0 and self.clock.seconds - self._saved_seconds > 60 * train.save_minutes:
+            self._save(None)
         if progress < 1.0:
             self.stop.check()
 
@@ -144,5 +141,6 @@ class Trainer:
         self._saved_step = self.state.counters.step
         metrics_bytes = self.monitor.flush()
         self._saved_seconds = seconds = self.clock.update()
-        parts = snapshot(self.state, score, budget=self.budget, seconds=seconds, metrics_bytes=metrics_bytes)
+        prepared = self.budget.setup_seconds
+        parts = snapshot(self.state, score, prepared=prepared, seconds=seconds, metrics_bytes=metrics_bytes)
         self.saver.save(self.state.counters.step, *parts)

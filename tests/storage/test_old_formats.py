@@ -11,7 +11,7 @@ import pytest
 import lmtrain
 from lmtrain.api.train import train_plan
 from lmtrain.config.loader import differences
-from lmtrain.config.schema import CHANGEABLE_FIELDS, SCHEDULE_FIELDS
+from lmtrain.config.schema import BUDGET_FIELDS, CHANGEABLE_FIELDS
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.training.plan import plan_run
 from lmtrain.training.train_state import new_state, restore
@@ -43,7 +43,7 @@ def test_a_stored_run_can_be_resumed(name: str, folder: Path) -> None:
     stored = checkpoint.load(run_checkpoints.choose(folder / "run", "last"))
     restore(state, stored)
     assert state.counters.step == stored.info["step"] == 10
-    assert differences(state.config, config).keys() <= CHANGEABLE_FIELDS | SCHEDULE_FIELDS
+    assert differences(state.config, config).keys() <= CHANGEABLE_FIELDS | BUDGET_FIELDS
     assert state.ema
     nats = [float(take_step(state, 0.01)[0]) for _ in range(40)]
     assert state.counters.step == 50

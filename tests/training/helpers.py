@@ -20,7 +20,6 @@ from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import read_manifest, verify
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training.loop import fit, train_step
-from lmtrain.training.schedule import Budget
 from lmtrain.training.train_state import TrainState, new_state
 from lmtrain.training.trainer import Outcome
 from tests.helpers import messages, state_hash
@@ -38,8 +37,8 @@ LOGGED: dict[str, Any] = {
     "eval__stride": 16,
 }
 """A very small run that logs every step."""
-CIRCUMSTANCES: dict[str, Any] = {"budget": Budget(12, None), "seconds": 1.0, "metrics_bytes": 0}
-"""What `snapshot` is given of the budget, the clock and the log."""
+CIRCUMSTANCES: dict[str, Any] = {"prepared": 0.0, "seconds": 1.0, "metrics_bytes": 0}
+"""What `snapshot` is given of the clock and the log."""
 TIMED = ("tokens_per_second", "mfu", "memory_gb", "minutes")
 """Metrics that differ between two runs of the same computation."""
 

@@ -29,7 +29,7 @@ IDENTITY: dict[str, Any] = {
     "train__eval_steps": 6,
     "train__patience": 3,
     "train__init_from": "runs/other",
-    "train__steps": 24,  # the checkpoint has no schedule, as those of earlier versions
+    "train__steps": 24,
 }
 RESOURCES: dict[str, Any] = {
     "train__micro_batch": 1,
@@ -44,10 +44,9 @@ RESOURCES: dict[str, Any] = {
 
 
 def begun(config: Config, run_dir: Path) -> checkpoint.Checkpoint:
-    """The only checkpoint of a new run, without a schedule."""
+    """The only checkpoint of a new run."""
     run_folder.create_run(run_dir, config)
-    tensors, manifest = snapshot(start(config), None, **CIRCUMSTANCES)
-    return checkpoint.load(checkpoint.save(run_dir, 1, tensors, manifest | {"schedule": None}))
+    return checkpoint.load(checkpoint.save(run_dir, 1, *snapshot(start(config), None, **CIRCUMSTANCES)))
 
 
 def test_a_changed_field_of_the_identity_is_rejected_by_name(tiny: Config, store: TokenStore, tmp_path: Path) -> None:
@@ -77,6 +76,19 @@ def test_a_run_resumes_with_other_resources(tiny: Config, folder: Path) -> None:
     changed = change(tiny, **RESOURCES)
     assert run(changed, run_dir)[0].step == 12
     assert run_folder.run_config(run_dir) == changed
+
+
+def test_a_run_with_a_constant_learning_rate_can_be_trained_further(tiny: Config, tmp_path: Path) -> None:
+    """To the same weights as a run that had the larger budget from the start."""
+    config = change(tiny, train__schedule="constant", train__steps=7)
+    assert run(config, tmp_path / "run")[0].step == 7
+    larger = change(config, train__steps=12)
+    assert run(larger, tmp_path / "run")[0].step == run(larger, tmp_path / "whole")[0].step == 12
+    ends = [checkpoint.load(run_checkpoints.choose(tmp_path / name, "last")).info["files"] for name in ("run", "whole")]
+    assert ends[0] == ends[1]
+    assert run_folder.run_config(tmp_path / "run") == larger
+    with pytest.raises(LmtrainError, match=r"\(train\.max_minutes: None -> 9\.0\)"):
+        run(change(larger, train__max_minutes=9.0), tmp_path / "run")
 
 
 TEXT = "the the the cat cat rat\n" * 120

@@ -9,8 +9,7 @@ from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.config.train import TrainConfig
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.training.checkpoint_info import Counters
-from lmtrain.training.continuing import steps_independent_of_budget
-from lmtrain.training.schedule import Budget, evaluation_due, learning_rate, make_budget, warmup_steps
+from lmtrain.training.schedule import Budget, evaluation_due, learning_rate, make_budget
 
 LISTS = {
     "cosine": [0.0, 0.5, 1.0, 0.86819805, 0.55, 0.23180195, 0.1],
@@ -31,20 +30,6 @@ def test_schedules_are_these_lists(kind: str) -> None:
     config = TrainConfig(**fields, warmup=0.2)
     found = [learning_rate(config, Budget(None, 50.0), 3, seconds) for seconds in (0, 5, 10, 20, 30, 40, 50)]
     assert found == pytest.approx([1e-3, *LISTS[kind][1:]])
-
-
-@pytest.mark.parametrize(
-    ("kind", "decay"), [*(("wsd", decay) for decay in (1e-9, 0.1, 0.2, 0.7, 1 / 3, 1.0)), ("constant", 0.1)]
-)
-def test_the_first_steps_of_two_budgets_have_the_same_learning_rates_to_the_last_bit(kind: str, decay: float) -> None:
-    config = TrainConfig(lr=3e-3, schedule=kind, decay=decay, warmup=3.3 if decay < 0.9 else 0)
-    for steps in range(20, 121):
-        small, large = Budget(steps, None), Budget(2 * steps + 1, None)
-        common = steps_independent_of_budget(config, small)
-        assert common <= steps_independent_of_budget(config, large)
-        assert steps - common == pytest.approx(steps * decay if kind == "wsd" else 0, abs=1)
-        rates = [[learning_rate(config, each, step, 0.0) for step in range(common)] for each in (small, large)]
-        assert rates[0] == rates[1]
 
 
 def test_a_warmup_in_steps_must_fit_into_the_run() -> None:
@@ -114,10 +99,6 @@ def test_evaluations_are_spread_over_the_budget_and_do_not_take_most_of_it(
             found.append(step)
             last = step
     assert found == expected
-
-
-def test_a_warmup_takes_a_step_or_more() -> None:
-    assert [warmup_steps(TrainConfig(warmup=0.01), Budget(steps, None)) for steps in (10, 20, 200)] == [1, 1, 2]
 
 
 def test_with_two_budgets_the_warmup_follows_the_one_that_is_spent_first() -> None:
