@@ -11,7 +11,6 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lmtrain.config.schema import Config
@@ -56,7 +55,6 @@ def profile_steps(config: Config, store: TokenStore, folder: Path) -> dict[str, 
         "mfu": flops / whole / peak_flops(state.device, state.precision),
         "parts": parts,
         "operators": operators,
-        "operators_on": "CPU" if state.device.type == "cpu" else "device",
         "precision": state.precision,
         "compiled": state.compiled,
         "machine": machine(state.device),
@@ -64,7 +62,7 @@ def profile_steps(config: Config, store: TokenStore, folder: Path) -> dict[str, 
 
 
 def profile_text(result: dict[str, Any]) -> str:
-    """Return tables of the parts with their share of the step, and the operators with their share of all operators."""
+    """Return a table of the parts with their share of the step, and torch's table of the operators."""
     about = result["machine"]
     device = about["device"]
     if device == "cpu":
@@ -78,12 +76,8 @@ def profile_text(result: dict[str, Any]) -> str:
         f"{'part of the step':40} {'ms':>10} {'share':>7}",
         *(f"{name:40} {1e3 * seconds:10.2f} {seconds / step:7.1%}" for name, seconds in result["parts"].items()),
         "",
-        f"{'operator (CPU time, self)' if result['operators_on'] == 'CPU' else 'kernel':40} {'ms':>10} {'share':>7} "
-        f"{'calls':>8}",
-        *(
-            f"{row['name'][:40]:40} {1e3 * row['seconds']:10.2f} {row['share']:7.1%} {row['calls']:8,.1f}"
-            for row in result["operators"]
-        ),
+        f"{result['steps']} steps:",
+        result["operators"].rstrip(),
     ]
     return "\n".join(lines)
 
@@ -117,9 +111,8 @@ def _timed(state: TrainState) -> tuple[float, dict[str, float]]:
     return whole, seconds | {"rest": by_parts - sum(seconds.values())}
 
 
-def _traced(state: TrainState, path: Path) -> list[dict[str, Any]]:
-    """Write the trace to `path`. Return the most expensive operators or, on a GPU, kernels, with seconds and calls per
-    step."""
+def _traced(state: TrainState, path: Path) -> str:
+    """Write the trace of `STEPS` steps to `path`. Return torch's table of the most expensive operators and kernels."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler's library writes to stderr
     cuda = state.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
@@ -130,16 +123,6 @@ def _traced(state: TrainState, path: Path) -> list[dict[str, Any]]:
     with write_errors(path):
         disk.remove(path)  # which may be a link to a file elsewhere
         profiler.export_chrome_trace(str(path))
-    # On a GPU the kernels, since a CUDA graph launches them without operators.
-    kind, time_of = (DeviceType.CUDA, "self_device_time_total") if cuda else (DeviceType.CPU, "self_cpu_time_total")
-    rows = [
-        (float(getattr(event, time_of)) / 1e6, event)
-        for event in profiler.key_averages()
-        if event.device_type == kind and not event.is_user_annotation  # the parts of a step are annotations
-    ]
-    total = sum(seconds for seconds, _ in rows)
-    costliest = sorted(rows, key=lambda row: -row[0])[:OPERATORS]
-    return [
-        {"name": event.key, "seconds": seconds / STEPS, "share": seconds / total, "calls": event.count / STEPS}
-        for seconds, event in costliest
-    ]
+    averages, order = profiler.key_averages(), "self_device_time_total" if cuda else "self_cpu_time_total"
+    table: str = averages.table(sort_by=order, row_limit=OPERATORS, max_name_column_width=40)
+    return table
