@@ -8,7 +8,6 @@ This module imports only the standard library, because `install` must run before
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -25,7 +24,6 @@ _ending = False
 
 def install() -> None:
     """Handle the signals, except those that this process inherited as ignored, as a shell's background job does."""
-    sys.unraisablehook = _unraisable
     for number in (signal.SIGINT, signal.SIGUSR1):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _handle)
@@ -57,30 +55,14 @@ def _write_line(message: str) -> None:
     os.write(2, f"{start}lmtrain: {message}\n".encode(errors="backslashreplace"))
 
 
-def _handle(number: int, frame: FrameType | None) -> None:
+def _handle(number: int, _frame: FrameType | None) -> None:
     global _ending  # noqa: PLW0603 -- signals belong to the process
     if _ending:
         _end_at_once("interrupted again: exited")
     _ending = True
     if number == signal.SIGUSR1:
         _write_line("ended by SIGUSR1: training was not running, so there is nothing to save")
-    if _is_importing(frame):
-        os._exit(INTERRUPTED)  # torch drops an exception while it imports NumPy, and the command would continue
     raise KeyboardInterrupt
-
-
-def _is_importing(frame: FrameType | None) -> bool:
-    """Whether a module is being imported in this frame or one of its callers."""
-    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
-        frame = frame.f_back
-    return frame is not None
-
-
-def _unraisable(failure: "sys.UnraisableHookArgs") -> None:
-    """End the process on an interrupt that came while an object was deleted, which Python would only report."""
-    if isinstance(failure.exc_value, KeyboardInterrupt):
-        os._exit(INTERRUPTED)
-    sys.__unraisablehook__(failure)
 
 
 class Interrupted(Exception):  # noqa: N818 -- not an error

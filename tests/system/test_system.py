@@ -28,7 +28,7 @@ from lmtrain.system.machine import explain_out_of_memory, installed_bytes, peak_
 from lmtrain.system.messages import log, log_level
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import Interrupted, catch_stop_signals
-from tests.helpers import CPU, default_interrupts
+from tests.helpers import CPU
 
 
 def test_precision_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,35 +112,6 @@ def test_the_handlers_of_a_program_that_embeds_python_stay(monkeypatch: pytest.M
         assert signal.getsignal(signal.SIGHUP) is hangup, "ignored, as by nohup"
         assert signal.getsignal(signal.SIGUSR1) is previous
         assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-
-
-INTERRUPT = "import signal, sys; from lmtrain.system import signals; signals.install()\n"
-WHILE_DELETED = """
-class Held:
-    def __del__(self):
-        signal.raise_signal(signal.SIGINT)
-held = Held()
-del held
-"""
-WHILE_IMPORTED = """
-class Interrupt:
-    def find_spec(self, name, *_):
-        if name == "numpy":
-            sys.meta_path.remove(self)
-            signal.raise_signal(signal.SIGINT)
-sys.meta_path.insert(0, Interrupt())
-import torch
-"""
-
-
-@pytest.mark.parametrize("code", [WHILE_DELETED, WHILE_IMPORTED])
-def test_an_interrupt_that_would_be_ignored_ends_the_process(code: str) -> None:
-    """By Python while an object is deleted, and by torch while it imports NumPy."""
-    code = f"{INTERRUPT}{code}print('not ended')"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, preexec_fn=default_interrupts
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_the_peak_is_that_of_a_matrix_product() -> None:
