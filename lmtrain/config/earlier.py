@@ -1,4 +1,4 @@
-"""Configurations that earlier versions stored with a run: fields that are gone, and a value that is now written out."""
+"""Configurations that earlier versions stored with a run: fields and values that are gone."""
 
 from typing import Any
 
@@ -15,13 +15,15 @@ OPEN_BPE_SIZE = 16_384
 
 
 def upgrade(values: dict[str, Any]) -> None:
-    """Delete the removed fields from a stored configuration, and write out the size of a bpe vocabulary."""
+    """Delete the removed fields from a stored configuration, and replace values that left a choice open."""
     for section, removed in REMOVED.items():
         fields = values.get(section)
         if isinstance(fields, dict):
             for field in removed:
                 fields.pop(field, None)
-    tokenizer = values.get("tokenizer")
+    tokenizer, train = values.get("tokenizer"), values.get("train")
     if isinstance(tokenizer, dict) and tokenizer.get("kind") == "bpe" and tokenizer.get("file") is None:
         size = tokenizer.get("vocab_size")
         tokenizer["vocab_size"] = OPEN_BPE_SIZE if size is None else size
+    if isinstance(train, dict) and train.get("parallel") == "auto":
+        train["parallel"] = "ddp"

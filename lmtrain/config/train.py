@@ -23,9 +23,8 @@ class TrainConfig(Section):
     threads: int | None = Field(None, ge=1, le=1024)
     """CPU threads; null = PyTorch's default. Other values may change the last bits of results."""
 
-    parallel: Literal["auto", "ddp", "fsdp"] = "auto"
-    """How processes started by torchrun share a model. `ddp`: replicas; `fsdp`: shards; `auto`: `ddp` if weights,
-    gradients and optimizer state fill less than half of the device, or can't be sharded."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """How processes started by torchrun share a model. `ddp`: replicas; `fsdp`: shards, if one device can't hold it."""
     timeout_minutes: float = Field(10.0, gt=0)
     """Minutes to wait for a process that does not answer before all of them exit."""
     activation_checkpointing: bool = False

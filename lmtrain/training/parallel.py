@@ -4,7 +4,6 @@ DISTRIBUTED.md describes `ddp` (Li et al., 2020) and `fsdp` (Zhao et al., 2023).
 count of targets in the whole batch, so gradients are summed, never averaged.
 """
 
-import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -22,9 +21,6 @@ from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.system.device import choose_device, choose_precision
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
-
-STATE_FRACTION = 0.5
-"""Fraction of a device's memory that parameters, gradients and optimizer state may fill before `auto` shards them."""
 
 
 def with_micro_batch(config: Config, processes: ProcessGroup) -> Config:
@@ -60,17 +56,10 @@ def check_agreement(config: Config, store: TokenStore, processes: ProcessGroup) 
             )
 
 
-def choose_strategy(
-    config: Config, model: LanguageModel, device: torch.device, precision: str, processes: ProcessGroup
-) -> str:
-    """Return `single`, `ddp` or `fsdp`.
-
-    Without torchrun it is `single`. `auto` is `fsdp` if the state would fill more than half of the GPU and can be
-    sharded, else `ddp`. Raises LmtrainError if `train.parallel=fsdp` is impossible.
-    """
+def choose_strategy(config: Config, precision: str, processes: ProcessGroup) -> str:
+    """Return `single`, which it is without torchrun, `ddp` or `fsdp`. Raises LmtrainError if `fsdp` is impossible."""
     if processes is SINGLE_PROCESS:
         return "single"
-    strategy: str = config.train.parallel
     needed = [
         setting
         for setting, is_missing in {
@@ -81,15 +70,9 @@ def choose_strategy(
         }.items()
         if is_missing
     ]
-    if strategy == "auto":
-        copies = 4 + bool(config.train.ema)  # weights, gradients, two moments
-        state = 4.0 * copies * sum(parameter.numel() for parameter in model.parameters())
-        capacity = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
-        capacity = min(processes.all_gather(capacity))
-        strategy = "fsdp" if state > STATE_FRACTION * capacity and not needed else "ddp"
-    if strategy == "fsdp" and needed:
+    if config.train.parallel == "fsdp" and needed:
         raise LmtrainError(f"train.parallel=fsdp needs {' and '.join(needed)}: set that, or train.parallel=ddp")
-    return strategy
+    return config.train.parallel
 
 
 def distribute(

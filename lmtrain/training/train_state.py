@@ -122,7 +122,7 @@ def new_state(
         teacher, teacher_hash = load_teacher(config, store, device, processes)
     objective = Objective(model, config.train.loss_chunk, teacher, config.train.teacher_weight)
     forward: Forward = objective
-    strategy = choose_strategy(config, model, device, precision, processes)
+    strategy = choose_strategy(config, precision, processes)
     if strategy != "fsdp":  # sharding moves the model to the device block by block, and is not compiled
         model.to(device)
         forward = compiled_forward(objective, config, make_budget(config, store), device, precision)

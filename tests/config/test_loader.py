@@ -112,6 +112,8 @@ def test_a_removed_field_is_ignored_in_a_stored_run_only(tmp_path: Path) -> None
         assert run_config(tmp_path) == config.load(None, ["run.seed=7"], {})
         with pytest.raises(UsageError, match=rf"{section}\.{fields[0]}"):
             config.load(path, environment={})
+    path.write_text("train: {parallel: auto}")
+    assert run_config(tmp_path) == Config()
 
 
 def test_the_sections_of_the_caller_remain_as_they_were() -> None:

@@ -20,7 +20,6 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.cuda_graph import WARM_UP
-from lmtrain.model.language_model import LanguageModel
 from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.tensor_files import LazyTensor
 from lmtrain.system.distributed import join_processes
@@ -32,7 +31,7 @@ from lmtrain.training.parallel import choose_strategy, with_micro_batch
 from lmtrain.training.saving import CheckpointSaver
 from lmtrain.training.sharding import is_sharded, local_rows
 from lmtrain.training.train_state import TrainState, restore, snapshot
-from tests.helpers import CPU, read
+from tests.helpers import read
 from tests.training.helpers import CIRCUMSTANCES, change, last_hash, logged, run, start, verified_steps, worsen
 from tests.training.ranks import meeting_place, together, variables
 from tests.training.resuming import state_of
@@ -131,7 +130,7 @@ def test_a_run_resumes_with_any_number_of_processes(
             signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(loop, "train_step", step)
-    for ended, (size, kind) in enumerate(((4, "fsdp"), (2, "ddp"), (1, "auto"), (2, "fsdp")), start=1):
+    for ended, (size, kind) in enumerate(((4, "fsdp"), (2, "ddp"), (1, "ddp"), (2, "fsdp")), start=1):
         work = partial(train, change(config, train__parallel=kind), tmp_path / "chain")
         found = [work(SINGLE_PROCESS)] if size == 1 else together(size, work, tmp_path / f"log-{ended}")
         expected = ["interrupted", ended] if ended < 4 else ["finished", 5]
@@ -263,18 +262,9 @@ def test_a_batch_that_cannot_be_divided_is_rejected(tiny: Config, changes: dict[
 )
 def test_what_cannot_be_sharded_is_rejected(tiny: Config, changes: dict[str, Any], needed: str) -> None:
     config = change(tiny, train__parallel="fsdp", **changes)
-    model = LanguageModel(config.model, 10)
     with pytest.raises(LmtrainError, match=re.escape(f"train.parallel=fsdp needs {needed}: set that, or train.")):
-        choose_strategy(config, model, CPU, config.train.precision, ProcessGroup())
-    assert choose_strategy(change(config, train__parallel="auto"), model, CPU, "fp32", ProcessGroup()) == "ddp"
-
-
-def test_auto_shards_what_is_too_large_and_can_be_sharded(tiny: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmtrain.training.parallel.STATE_FRACTION", -1.0)
-    model, config = LanguageModel(tiny.model, 10), change(tiny, train__parallel="auto", train__optimizer="adamw")
-    assert choose_strategy(config, model, CPU, "bf16", ProcessGroup()) == "fsdp"
-    assert choose_strategy(config, model, CPU, "fp16", ProcessGroup()) == "ddp"
-    assert choose_strategy(change(config, train__optimizer="muon"), model, CPU, "bf16", ProcessGroup()) == "ddp"
+        choose_strategy(config, config.train.precision, ProcessGroup())
+    assert choose_strategy(change(config, train__parallel="ddp"), "fp32", ProcessGroup()) == "ddp"
 
 
 @pytest.mark.gpu
