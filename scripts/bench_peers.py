@@ -71,7 +71,7 @@ def measure_lmtrain(options: list[str]) -> Row:
     losses = [(point["minutes"], point["loss"]) for point in train_points(trained["run"])]
     scored = lmtrain("eval", "--run", trained["run"], "--device", "cpu")
     return {
-        "precision": costs["precision"],
+        "precision": scored["precision"],
         "compiled": costs["config"]["train"]["compile"],
         **{name: scored[name] for name in ("nats", "context", "stride")},
         "tokens": trained["step"] * costs["tokens_per_step"],

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from record import Row, lmtrain, measure_beside, train_points, write_record
 
-from lmtrain.system.device import autocast, synchronize
+from lmtrain.system.device import autocast, choose_device, choose_precision, synchronize
 from lmtrain.system.machine import peak_memory_bytes
 
 SEED, WORDS, BLOCKS = 0, 500_000, 5
@@ -40,7 +40,8 @@ def training(arguments: argparse.Namespace, folder: Path) -> None:
     options = on_random_words(arguments, folder)
     costs = lmtrain("train", *options, "--dry-run")
     config, model = costs["config"], costs["config"]["model"]
-    device, precision = costs["device"], costs["precision"]
+    device = choose_device(config["train"]["device"])
+    precision = choose_precision(config["train"]["precision"], device)
     sizes = {name: model[name] for name in ("dim", "layers", "heads", "context")}
     sizes |= {"vocab_size": costs["vocabulary"], "batch": config["train"]["batch_size"]}
     peers = {"nanoGPT": str(arguments.nanogpt)} if arguments.nanogpt else {}
@@ -56,9 +57,9 @@ def training(arguments: argparse.Namespace, folder: Path) -> None:
         form = {"precision": precision, "compiled": compiled, "heap": "retained"}
         ours = [*options, f"train.compile={str(compiled).lower()}"]
         found = measure_lmtrain(ours, folder / f"runs-{len(rows)}", arguments.steps)
-        add({"program": "lmtrain", **form}, found | {"estimated_bytes": round(costs["memory_bytes"]["total"])})
+        add({"program": "lmtrain", **form}, found)
         for program, source in peers.items():
-            side = {**sizes, **form, "program": program, "source": source, "device": device}
+            side = {**sizes, **form, "program": program, "source": source, "device": device.type}
             add({"program": program, **form}, measure_beside(__file__, side | {"steps": arguments.steps}))
     settings = {"recipe": arguments.recipe, "overrides": arguments.overrides, "vocab_size": arguments.vocab_size}
     metrics = {"parameters": costs["parameters"], "tokens_per_step": costs["tokens_per_step"], "rows": rows}

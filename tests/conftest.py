@@ -66,12 +66,10 @@ def two_threads() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def unmeasured() -> Iterator[None]:
-    """Runs in this process do not measure the machine's peak, which takes longer than a tiny training, and its memory
-    is 16 GB."""
+    """Runs in this process do not measure the machine's peak, which takes longer than a tiny training."""
     with pytest.MonkeyPatch.context() as patch:
         for module in ("meter", "profiling"):
             patch.setattr(f"lmtrain.training.{module}.peak_flops", lambda device, precision: 1e12)
-        patch.setattr("lmtrain.training.costs.installed_bytes", lambda device: 16e9)
         yield
 
 

@@ -141,7 +141,7 @@ def test_training_is_measured(script: Any, monkeypatch: pytest.MonkeyPatch, peer
     assert [(row["program"], row["compiled"]) for row in rows] == expected
     assert {(row["precision"], row["heap"]) for row in rows} == {("fp32", "retained")}
     assert all(row["tokens_per_second"] > 0 and row["peak_bytes"] > 1e7 for row in rows)
-    assert all(0 < row["peak_share"] < 1 and row["estimated_bytes"] > 1e4 for row in rows[::2])
+    assert all(0 < row["peak_share"] < 1 for row in rows[::2])
     assert (found["settings"]["recipe"], found["settings"]["config"]["model"]["context"]) == ("wikitext2", 8)
     assert found["metrics"]["tokens_per_step"] == 16
 

@@ -32,7 +32,7 @@ def train(
         ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Prepare the data, print the configuration and its costs; train nothing.")
+        bool, typer.Option("--dry-run", help="Prepare the data, print the configuration and its sizes; train nothing.")
     ] = False,
     profile: Annotated[
         bool,
@@ -83,28 +83,17 @@ def _fields(prefixes: list[str]) -> None:
 
 
 def _dry_run(plan: "RunPlan", as_json: bool) -> None:
-    """Print the configuration and its costs."""
-    from tqdm import tqdm
-
+    """Print the configuration, and the sizes of the model, the data and the budget."""
     from lmtrain.config.loader import dump
-    from lmtrain.training.announce import plan_lines
-    from lmtrain.training.costs import costs
+    from lmtrain.training.announce import plan_lines, plan_sizes
     from lmtrain.training.other_runs import check_other_runs
     from lmtrain.training.plan import prepare
 
     config, store = prepare(plan)
     check_other_runs(config, store, plan.run_dir)
-    result, size = costs(config, store), tqdm.format_sizeof
-    memory = {name: f"{size(part, 'B')}" for name, part in result["memory_bytes"].items() if part}
-    lines = [
-        dump(config).rstrip(),
-        "---",
-        *plan_lines(config, store),
-        f"step: {size(result['flops_per_step'], 'FLOP')}",
-        f"memory: {memory.pop('total')} of tensors (estimated) of {size(result['device_memory_bytes'], 'B')}",
-        *(f"  {name:16} {part}" for name, part in memory.items()),
-    ]
-    show({"config": config.model_dump(mode="json"), **result}, "\n".join(lines), as_json)
+    sizes = plan_sizes(config, store)
+    lines = [dump(config).rstrip(), "---", *plan_lines(config, sizes, store.tokenizer.kind)]
+    show({"config": config.model_dump(mode="json"), **sizes}, "\n".join(lines), as_json)
 
 
 def _profile(plan: "RunPlan", as_json: bool) -> None:

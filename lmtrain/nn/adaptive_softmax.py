@@ -39,11 +39,6 @@ class AdaptiveSoftmax(nn.Module):
         self.clusters = nn.Linear(width, len(self.sizes), bias=False)
         self.bias = nn.Parameter(torch.tensor([math.log(size) for size in self.sizes]))
 
-    @property
-    def classes(self) -> int:
-        """S + K: the shortlist and the clusters."""
-        return self.shortlist + len(self.sizes)
-
     def tail_logits_per_target(self, counts: Tensor) -> float:
         """Return how many logits of clusters the loss computes per target, on average over targets with counts (V,)."""
         _, *tails = torch.split(counts, [self.shortlist, *self.sizes])

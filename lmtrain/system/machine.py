@@ -1,6 +1,5 @@
 """The machine: facts to record with a measurement, its peak in a matrix product, and its memory."""
 
-import os
 import platform
 import resource
 import sys
@@ -66,13 +65,6 @@ def peak_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def installed_bytes(device: torch.device) -> int:
-    """Return the size of the memory of the machine or the CUDA device, in use or not."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

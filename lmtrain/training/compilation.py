@@ -6,6 +6,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lmtrain.config.schema import Config, ModelConfig
@@ -15,7 +16,6 @@ from lmtrain.model.objective import Objective
 from lmtrain.system.device import autocast, missing_to_compile
 from lmtrain.system.machine import is_out_of_memory
 from lmtrain.system.messages import log
-from lmtrain.training.costs import blank_batch
 from lmtrain.training.schedule import Budget
 
 ASSUMED_FLOPS = {"cpu": 3e11, "cuda": 5e13}
@@ -70,6 +70,12 @@ def compiled_forward(
     finally:
         objective.zero_grad(set_to_none=True)
     return compiled
+
+
+def blank_batch(model: ModelConfig, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return a micro-batch of zeros, of the shapes of `SampleOrder.batch`."""
+    inputs = torch.zeros(rows, model.context, dtype=torch.int64, device=device)
+    return inputs, inputs.new_zeros(rows, model.targets)
 
 
 def _reason(error: Exception) -> str:

@@ -8,7 +8,7 @@ import torch
 from lmtrain.errors import LmtrainError
 from lmtrain.system.machine import peak_flops, peak_memory_bytes
 from lmtrain.system.process_group import ProcessGroup
-from lmtrain.training.costs import step_flops
+from lmtrain.training.flops import step_flops
 from lmtrain.training.train_state import TrainState
 
 MAX_SKIPPED_IN_A_ROW = 20

@@ -16,7 +16,7 @@ from lmtrain.storage.checkpoint import load as load_checkpoint
 from lmtrain.system.messages import log
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import catch_stop_signals
-from lmtrain.training.announce import plan_lines, report_device
+from lmtrain.training.announce import plan_lines, plan_sizes, report_device
 from lmtrain.training.checkpoint_info import NEW_RUN, CheckpointInfo, read_info
 from lmtrain.training.meter import Clock
 from lmtrain.training.monitor import Monitor, RunMonitor
@@ -72,7 +72,7 @@ def open_run(
     clock = Clock(info.seconds, processes)
     step, spent = info.counters.step, budget.progress(info.counters.step, info.seconds)
     log.info(f"{run_dir}: " + (f"resuming from step {step:,} ({spent:.0%} of the budget)" if step else "a new run"))
-    for line in plan_lines(config, store):
+    for line in plan_lines(config, plan_sizes(config, store), store.tokenizer.kind):
         log.info(line)
     base = None if last is not None else initial_weights(config, store, processes)
     state = new_state(config, store, processes, initialize=last is None, base=base)

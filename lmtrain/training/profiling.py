@@ -20,7 +20,7 @@ from lmtrain.system import disk
 from lmtrain.system.device import synchronize
 from lmtrain.system.machine import explain_out_of_memory, machine, peak_flops
 from lmtrain.system.messages import log
-from lmtrain.training.costs import step_flops
+from lmtrain.training.flops import step_flops
 from lmtrain.training.loop import MEMORY_REMEDY, Measure, train_step
 from lmtrain.training.train_state import TrainState, new_state
 

@@ -40,16 +40,13 @@ def test_a_small_vocabulary_prints_no_misleading_figures(lmtrain: Lmtrain, workd
 def test_dry_run_trains_nothing(lmtrain: Lmtrain, workdir: Path) -> None:
     result = lmtrain("train", *TINY, "run.name=dry", "--dry-run", "--json").json
     assert result["config"]["model"]["dim"] == 16
-    assert result["memory_bytes"]["weights"] == 4 * result["parameters"]
     assert result["steps"] == 12
     assert not (workdir / "runs/dry").exists()
     text = lmtrain("train", *TINY, "--dry-run").out.partition("---\n")[2]
     assert re.search(r"^model: [\d,]+ parameters, 1 block of width 16, context 16$", text, re.M)
     assert re.search(r"^budget: 12 steps \(768 tokens, 0\.\d+ epochs\)$", text, re.M)
-    assert re.search(r"^step: [\d.]+MFLOP$", text, re.M)
-    assert re.search(r"^memory: [0-9.]+[kM]B of tensors \(estimated\) of [0-9.]+GB\n  weights +[0-9.]+kB$", text, re.M)
     large = lmtrain("train", *TINY, "model.dim=1000000", "--dry-run").out
-    assert re.search(r"^memory: [0-9.]+TB of tensors", large, re.M), "it is not made"
+    assert re.search(r"^model: [\d,.]+ M parameters, 1 block of width 1000000", large, re.M), "it is not made"
 
 
 @pytest.mark.parametrize(

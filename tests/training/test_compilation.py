@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from lmtrain.config.schema import Config
+from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.objective import Objective
-from lmtrain.training.compilation import _can_be_captured, _is_long
-from lmtrain.training.schedule import Budget
-from tests.helpers import CPU, compiles
+from lmtrain.training.compilation import _can_be_captured, _is_long, blank_batch
+from lmtrain.training.schedule import Budget, sample_order
+from tests.helpers import CPU, choices, compiles
 from tests.training.helpers import OUT_OF_MEMORY, change, start, take_step, without_dropout
 
 LOCAL = {"model__context": 320, "model__attention": "local", "model__attention_window": 64}
@@ -32,6 +33,14 @@ def test_the_compiled_model_trains_like_the_plain_one(tiny: Config, notes: list[
     assert len(notes) == 1, "auto must not compile so short a run"
     assert losses[0] == losses[1]
     assert losses[2] == pytest.approx(losses[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("mode", choices("model.mode"))
+def test_a_blank_batch_of_one_row_is_compiled_as_a_real_one(tiny: Config, store: TokenStore, mode: str) -> None:
+    config = change(tiny, model__mode=mode)
+    batch = sample_order(config, store).batch(store.split("train").ids, 0, 1)
+    for blank, real in zip(blank_batch(config.model, 1, CPU), batch, strict=True):
+        assert (blank.shape, blank.stride(), blank.dtype) == (real.shape, real.stride(), real.dtype)
 
 
 @pytest.mark.gpu

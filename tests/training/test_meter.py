@@ -9,7 +9,7 @@ import torch
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.system.process_group import ProcessGroup
-from lmtrain.training.costs import step_flops
+from lmtrain.training.flops import step_flops
 from lmtrain.training.loop import train_step
 from lmtrain.training.meter import Meter
 from tests.training.helpers import start

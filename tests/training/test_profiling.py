@@ -10,7 +10,7 @@ import pytest
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.training import profiling
-from lmtrain.training.costs import step_flops
+from lmtrain.training.flops import step_flops
 from lmtrain.training.profiling import PARTS, profile_steps, profile_text
 from tests.helpers import TINY, Lmtrain
 from tests.training.helpers import start

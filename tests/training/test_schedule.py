@@ -7,9 +7,12 @@ import pytest
 
 from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.config.train import TrainConfig
+from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError, UsageError
+from lmtrain.training.announce import plan_sizes
 from lmtrain.training.checkpoint_info import Counters
 from lmtrain.training.schedule import Budget, evaluation_due, learning_rate, make_budget
+from tests.training.helpers import change
 
 LISTS = {
     "cosine": [0.0, 0.5, 1.0, 0.86819805, 0.55, 0.23180195, 0.1],
@@ -111,3 +114,18 @@ def test_with_two_budgets_the_warmup_follows_the_one_that_is_spent_first() -> No
 def test_with_a_budget_in_time_beside_steps_the_measured_cost_decides(affordable: bool) -> None:
     config, counters = _config(steps=40, max_minutes=1, batch_size=1000), Counters(2, evaluated=0)
     assert evaluation_due(config, 3000 if affordable else 1, counters, 0.05, 0.0, affordable) == affordable
+
+
+@pytest.mark.parametrize(
+    ("budget", "steps"),
+    [
+        ({"train__steps": 12}, 12),
+        ({"train__steps": None, "train__epochs": 0.5}, 24),
+        ({"train__steps": None, "train__max_minutes": 1}, None),
+        ({"train__max_minutes": 1}, 12),
+    ],
+)
+def test_a_dry_run_has_all_figures(tiny: Config, store: TokenStore, budget: dict[str, Any], steps: int | None) -> None:
+    found = plan_sizes(change(tiny, **budget), store)
+    assert (found["tokens_per_epoch"], found["tokens_per_step"]) == (store.split("train").tokens, 4 * 16)
+    assert found.get("steps") == steps
