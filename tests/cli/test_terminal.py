@@ -77,12 +77,10 @@ def test_in_a_conversation_ctrl_d_quits(workdir: Path) -> None:
         screen.wait_for("Ctrl-D quits.\nprompt> ")
         screen.type("The river\n")
         screen.wait_for(r"The river\n")  # the echo
-        screen.wait_for(r"The river(\W*\w+){5}")
-        screen.wait_for("\nprompt> ")
+        screen.wait_for(r"(?s)The river.*?\w.*?\nprompt> ")
         screen.type("A xyzzy, the\n")
         screen.wait_for("not in the vocabulary: xyzzy\n")
-        screen.wait_for(r"A xyzzy, the(\W*\w+){5}")
-        screen.wait_for("\nprompt> ")
+        screen.wait_for(r"(?s)A xyzzy, the.*?\w.*?\nprompt> ")
         screen.type("\x04")
         assert screen.process.wait(30) == 0
 
