@@ -107,7 +107,8 @@ def open_run(
 def check_same_run(config: Config, store: TokenStore, run_dir: Path, last: Checkpoint) -> None:
     """Raise LmtrainError if the configuration or the data differs from what the checkpoint `last` was trained with.
 
-    A constant learning rate does not depend on the budget in steps, epochs or tokens, so that may change.
+    After the warmup, a constant learning rate does not depend on the budget in steps, epochs or tokens, so that may
+    change. With a second budget, in time, the run may have ended by either.
     """
     info = read_info(last)
     stored = run_folder.run_config(run_dir)
