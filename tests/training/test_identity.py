@@ -89,6 +89,10 @@ def test_a_run_with_a_constant_learning_rate_can_be_trained_further(tiny: Config
     assert run_folder.run_config(tmp_path / "run") == larger
     with pytest.raises(LmtrainError, match=r"\(train\.max_minutes: None -> 9\.0\)"):
         run(change(larger, train__max_minutes=9.0), tmp_path / "run")
+    timed = change(config, train__max_minutes=9.0, train__compile=False)
+    run(timed, tmp_path / "timed")
+    with pytest.raises(LmtrainError, match=r"\(train\.steps: 7 -> 12\)"):
+        run(change(timed, train__steps=12), tmp_path / "timed")
 
 
 TEXT = "the the the cat cat rat\n" * 120
