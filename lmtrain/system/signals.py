@@ -2,7 +2,8 @@
 first saves a checkpoint.
 
 From the first moment of a command on, the first SIGINT or SIGUSR1 ends it without a traceback, the second at once; the
-other two have their default action. `catch_stop_signals` replaces all handlers during training.
+other two have their default action. Python or torch may drop the first one, in a destructor or an import: the command
+then continues until the second. `catch_stop_signals` replaces all handlers during training.
 This module imports only the standard library, because `install` must run before anything else is loaded.
 """
 
