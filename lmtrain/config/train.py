@@ -24,7 +24,8 @@ class TrainConfig(Section):
     """CPU threads; null = PyTorch's default. Other values may change the last bits of results."""
 
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """How processes started by torchrun share a model. `ddp`: replicas; `fsdp`: shards, if one device can't hold it."""
+    """How processes started by torchrun share a model. `ddp`: replicas; `fsdp`: shards, for models too large for one
+    device."""
     timeout_minutes: float = Field(10.0, gt=0)
     """Minutes to wait for a process that does not answer before all of them exit."""
     activation_checkpointing: bool = False
