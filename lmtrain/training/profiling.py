@@ -32,7 +32,8 @@ OPERATORS = 10
 def profile_steps(config: Config, store: TokenStore, folder: Path) -> dict[str, Any]:
     """Take 5 steps to warm up and 3 times 5 measured ones, from the initial weights. Return the figures.
 
-    Times are in seconds per step. Writes `trace.json.gz`, in Chrome's format, into `folder`, and no checkpoint.
+    Times are in seconds per step; the operators are torch's table of 5 steps as text. Writes `trace.json.gz`, in
+    Chrome's format, into `folder`, and no checkpoint.
     Raises LmtrainError if the memory is exhausted or the folder can't be written.
     """
     make_folders(folder)
