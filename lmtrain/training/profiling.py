@@ -26,7 +26,8 @@ from lmtrain.training.train_state import TrainState, new_state
 
 PARTS = ("data", "forward", "backward", "clip", "optimizer")
 WARM_UP, STEPS = 5, 5
-OPERATORS = 10
+ROWS = 20
+"""Of torch's table, in which the step and its parts take several."""
 
 
 def profile_steps(config: Config, store: TokenStore, folder: Path) -> dict[str, Any]:
@@ -125,5 +126,5 @@ def _traced(state: TrainState, path: Path) -> str:
         disk.remove(path)  # which may be a link to a file elsewhere
         profiler.export_chrome_trace(str(path))
     averages, order = profiler.key_averages(), "self_device_time_total" if cuda else "self_cpu_time_total"
-    table: str = averages.table(sort_by=order, row_limit=OPERATORS, max_name_column_width=40)
+    table: str = averages.table(sort_by=order, row_limit=ROWS, max_name_column_width=40)
     return table
