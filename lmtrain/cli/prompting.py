@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from itertools import count, islice
 from textwrap import shorten
 
@@ -48,8 +48,10 @@ def interactive(trained: Run, options: Options, as_json_lines: bool) -> None:
     log.info(f"{trained.folder}, step {trained.step:,}. Type a prompt and press Enter. Ctrl-D quits.")
     for number in count():
         try:
-            prompt = input("prompt> ")
+            with redirect_stdout(sys.stdout if sys.stdout.isatty() else sys.stderr):  # where `input` writes its prompt
+                prompt = input("prompt> ")
         except EOFError:
+            print(file=sys.stderr)
             return
         except UnicodeDecodeError:
             raise LmtrainError("that prompt is not UTF-8 text: set the terminal to UTF-8") from None

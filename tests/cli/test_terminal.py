@@ -129,7 +129,9 @@ def test_a_prompt_asked_twice_gets_another_sample_streamed_or_not(
     assert [text(number) for number in (0, 1)] == printed
 
 
-def test_a_conversation_numbers_its_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversation_numbers_its_prompts_and_asks_for_them_on_stderr_if_texts_go_to_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = []
 
     def complete(_run: object, _options: object, prompt: str, as_json_lines: bool, number: int) -> None:
@@ -139,6 +141,9 @@ def test_a_conversation_numbers_its_prompts(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(prompting, "complete_prompt", complete)
     prompting.interactive(cast(Run, SimpleNamespace(folder="run", step=1)), Options(), as_json_lines=True)
     assert asked == [("a", 0, True), ("", 1, True), ("b", 2, True)]
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.endswith("prompt> " * 4 + "\n")
 
 
 def test_no_line_end_is_added_to_a_prompt_that_has_one_and_no_text(
