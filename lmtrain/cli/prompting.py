@@ -99,10 +99,10 @@ def _warn(trained: Run, prompts: list[str]) -> None:
     """Warn of the parts of prompts that the model can't read."""
     tokenizer, context = trained.tokenizer, trained.config.model.context
     texts = [in_corpus_spacing(tokenizer, prompt) for prompt in prompts]
-    if unknown := dict.fromkeys(word[:100] for text in texts for word in unknown_words(tokenizer, text)):
-        log.warning(f"not in the vocabulary: {shorten(', '.join(unknown), MAX_SHOWN, placeholder=' ...')}")
     if longest := max((length for text in texts if (length := len(tokenizer.encode(text))) > context), default=0):
         log.warning(f"a prompt has {longest:,} tokens and the context {context:,}: only the last {context:,} are read")
+    if unknown := dict.fromkeys(word[:100] for text in texts for word in unknown_words(tokenizer, text)):
+        log.warning(f"not in the vocabulary: {shorten(', '.join(unknown), MAX_SHOWN, placeholder=' ...')}")
 
 
 def _write(text: str) -> None:

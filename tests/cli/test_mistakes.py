@@ -96,6 +96,7 @@ FAILURES = {
         ["eval", "data.source=own.txt"],
         "or is another one, so its test split may contain text that the run was trained on. --text",
     ),
+    "half a character": (["generate", "The \ud800"], "lone surrogate at character 4"),
     "no prompt at all": (["generate"], "no prompt: give one"),
 }
 """The command is right, and what it names or reads is not: exit code 1."""
