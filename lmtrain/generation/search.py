@@ -14,7 +14,7 @@ from lmtrain.errors import LmtrainError
 
 
 class SearchState(Protocol):
-    """A model's cached state after the tokens that it has read, one row per text."""
+    """A model's state after the tokens that it has read, one row per text."""
 
     def select(self, index: Tensor) -> Self:
         """Return a state whose row i is this state's row `index[i]`; `index` (R',) int64 may omit and repeat rows.

@@ -80,7 +80,7 @@ class LocationAwareAttention(CrossAttention):
         """Queries (B, H, Tq, D), keys (B, H, Tk, D) -> (B, H, Tq, Tk), float32 at least."""
         keys, weights = key.mT, torch.zeros_like(at_least_float32(key[..., 0]))  # (B, H, D, Tk), (B, H, Tk)
         mask = torch.ones_like(weights, dtype=torch.bool) if mask is None else mask.squeeze(2)
-        alignments = []
+        alignments = [weights.unsqueeze(2)[:, :, :0]]  # a text whose length is predicted may have no query
         for one in query.unbind(2):
             padded = F.pad(weights.to(keys.dtype), self.around)
             location = self.location(padded)[..., :-1].view(keys.shape)  # (B, H, D, Tk)
@@ -88,5 +88,5 @@ class LocationAwareAttention(CrossAttention):
             energy = (features * self.energy).sum(-2, dtype=weights.dtype)
             scores = energy.masked_fill(~mask, torch.finfo(energy.dtype).min)
             weights = scores.softmax(-1) * mask  # where all is masked, nothing has a weight
-            alignments.append(weights)
-        return torch.stack(alignments, dim=2)
+            alignments.append(weights.unsqueeze(2))
+        return torch.cat(alignments, dim=2)

@@ -80,7 +80,7 @@ class NonAutoregressive(nn.Module):
             lengths = source.new_full((len(source),), self.config.max_length)
         elif lengths is None:
             lengths = self._length_logits(memory, valid).argmax(-1)
-        positions = torch.arange(max(1, int(lengths.max())), device=source.device) < lengths.unsqueeze(-1)
+        positions = torch.arange(int(lengths.max()), device=source.device) < lengths.unsqueeze(-1)
         words = self._predict(memory, source, valid, positions)[..., : self.config.begin_id].argmax(-1)
         before_end = (positions & (words != self.config.end_id)).cumprod(1)
         return words.masked_fill(before_end == 0, self.config.end_id), before_end.sum(1)

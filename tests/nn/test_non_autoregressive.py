@@ -45,7 +45,9 @@ def test_all_texts_may_be_empty(cross_attention: type[CrossAttention]) -> None:
     nn.init.zeros_(model.length_classifier.weight)
     model.length_classifier.bias.data[0] = 9.0
     words, lengths = model.decode(SOURCE, VALID)
-    assert (words.tolist(), lengths.tolist()) == ([[END]] * 3, [0, 0, 0])
+    assert (words.shape, lengths.tolist()) == ((3, 0), [0, 0, 0])
+    expected = -model.length_classifier.bias.log_softmax(0)[0].item()
+    assert model.loss(SOURCE, TARGET[:, :0], VALID).item() == pytest.approx(expected)
 
 
 def test_it_computes_in_the_type_of_its_weights() -> None:
