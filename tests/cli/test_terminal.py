@@ -146,6 +146,12 @@ def test_a_conversation_numbers_its_prompts_and_asks_for_them_on_stderr_if_texts
     assert err.endswith("prompt> " * 4 + "\n")
 
 
+def test_a_conversation_may_be_in_json(lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    give_input(monkeypatch, b"The river\n")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    assert lmtrain("generate", "-n", "2", "--json").json["prompt"] == "The river"
+
+
 def test_no_line_end_is_added_to_a_prompt_that_has_one_and_no_text(
     lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
