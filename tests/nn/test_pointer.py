@@ -86,6 +86,14 @@ def test_the_log_probability_of_a_target_may_be_far_below_what_float32_holds() -
         assert found.item() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("gradients", [True, False])
+def test_a_word_may_be_copied_with_a_very_small_probability(gradients: bool) -> None:
+    log_pointer, tokens, gate = torch.tensor([[[0.0, -60.0]]]), torch.tensor([[0, 1]]), torch.tensor([[200.0]])
+    with torch.set_grad_enabled(gradients):
+        out = copy_log_probs(torch.full((1, 1, 3), -300.0), log_pointer, tokens, gate)
+    torch.testing.assert_close(out, torch.tensor([[[0.0, -60.0, -500.0]]]))
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_gradients_equal_finite_differences(whole: bool) -> None:
     log_vocab, log_pointer, tokens, gate = case()
