@@ -75,16 +75,17 @@ def _root(folder: Path, texts: list[Path]) -> Path:
 
 
 def _named_splits(folder: Path, texts: list[Path]) -> dict[str, list[Path]]:
-    """The files of the splits that files in `folder` and its subfolders are named after; programs (`test.py`) are of
-    none.
+    """The files of the splits that files in `folder` and its subfolders are named after: not programs (`test.py`), nor
+    subfolders that hold nothing else.
     """
+    may_name = {path.relative_to(folder).parts[0] for path in texts if kind(path) not in CODE}
     alike: dict[str, dict[str, list[Path]]] = {}
     for path in texts:
         name, *below = path.relative_to(folder).parts
         stem = name if below else plain(path).stem
         parts = re.split("([._-])", _NUMBER.sub("", stem.lower()))
         named = [part for part in parts if part in SPLIT_NAMES]
-        if len(named) == 1 and kind(path) not in CODE:
+        if len(named) == 1 and name in may_name:
             rest = "".join("*" if part in SPLIT_NAMES else part for part in parts)
             alike.setdefault(rest, {}).setdefault(SPLIT_NAMES[named[0]], []).append(path)
     splits: dict[str, list[Path]] = {}

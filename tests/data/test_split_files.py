@@ -74,6 +74,7 @@ def found(folder: Path) -> tuple[dict[str, str], list[str]]:
             {"train": "a.txt"},
         ),
         ("main.py test.py test/a.py train.c", {"train": "main.py test/a.py test.py train.c"}),
+        ("train/a.md train/b.py dev/c.md", {"train": "train/a.md train/b.py", "valid": "dev/c.md"}),
         ("Train/a.txt DEV/b.txt", {"train": "Train/a.txt", "valid": "DEV/b.txt"}),
         ("train-0-of-2.TXT train-1-of-2.txt.gz", {"train": "train-0-of-2.TXT train-1-of-2.txt.gz"}),
         (
