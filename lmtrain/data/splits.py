@@ -167,7 +167,7 @@ def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str) ->
     counts, text = {}, lines_of(path)
     for split, begin, end in zip(splits, [0, *bounds], [*bounds, whole["lines"]], strict=True):
         part = zip((line[:-1] for line in islice(text, end - begin)), is_start[begin:end].tolist(), strict=True)
-        label = f"the {split} split, which is cut off {source} and could be a file of its own,"
+        label = f"the {split} split, cut from {source} at a space or line end, which could be a file of its own,"
         counts[split] = write_split(folder, split, part, label)
     path.unlink()
     path.with_suffix(".docs.npy").unlink()

@@ -90,7 +90,7 @@ def test_long_lines_are_cut_between_words(tmp_path: Path, lines: list[str], trai
 
 
 def test_a_text_without_a_place_for_a_cut_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(LmtrainError, match=r"^the train split, which is cut off the text .* has no words: give it"):
+    with pytest.raises(LmtrainError, match=r"^the train split, cut from the text at a space .* has no words: give it"):
         cut(tmp_path, [("x" * 1_000 + " y" * 30, False)])
 
 
