@@ -135,10 +135,10 @@ def document_starts(text: Path) -> np.ndarray:
 def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str) -> dict[str, dict[str, int]]:
     """Write `lines` as several `splits`, in order, all but the first with `SHARE` of the documents, lines or words.
 
-    Cuts fall between documents, unless there are under 20, or a share is less than one of them, or their lengths differ
-    so much that the documents of a share have less than half or more than twice its bytes; then between lines, unless
-    there are under 20, or one of them is longer than a tenth of the text; then between words, where a line end replaces
-    a space or tab. If `SHARE` of the text is more than `HELD_OUT` bytes, a share is the fraction that these are of the
+    Cuts fall between documents, unless a share is less than one of them, or their lengths differ so much that the
+    documents of a share have less than half or more than twice its bytes; then between lines, unless a share is less
+    than one of them, or one of them is longer than a tenth of the text; then between words, where a line end replaces a
+    space or tab. If `SHARE` of the text is more than `HELD_OUT` bytes, a share is the fraction that these are of the
     text.
 
     Return the counts of each split. Raises LmtrainError if one has no words.
@@ -154,7 +154,7 @@ def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str) ->
         bounds = starts[np.round(ends * len(starts)).astype(int)].tolist()
     if bounds and all(0.5 <= size / (share * whole["bytes"]) <= 2 for size in _bytes_from(path, bounds)):
         unit = "documents"
-    elif whole["lines"] >= 20 and _longest_line(path) <= 2 * SHARE * whole["bytes"]:
+    elif share * whole["lines"] >= 1 and _longest_line(path) <= 2 * SHARE * whole["bytes"]:
         unit, bounds = "lines", np.round(ends * whole["lines"]).astype(int).tolist()
     else:
         unit = "words"

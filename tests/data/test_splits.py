@@ -89,6 +89,12 @@ def test_long_lines_are_cut_between_words(tmp_path: Path, lines: list[str], trai
     assert notes == ["no validation split: the words are split, in order, into 90% train, 5% valid, 5% test"]
 
 
+def test_lines_too_long_to_hold_one_out_are_cut_between_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splits, "HELD_OUT", 20)
+    counts = cut(tmp_path, ((" ".join(LONG[first : first + 10]), False) for first in range(0, 400, 10)))
+    assert {split: own["words"] for split, own in counts.items()} == {"train": 392, "valid": 4, "test": 4}
+
+
 def test_a_text_without_a_place_for_a_cut_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(LmtrainError, match=r"^the train split, cut from the text at a space .* has no words: give it"):
         cut(tmp_path, [("x" * 1_000 + " y" * 30, False)])
