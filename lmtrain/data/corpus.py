@@ -15,7 +15,7 @@ from lmtrain.data.sample import SampleSplit
 from lmtrain.data.sources import KNOWN, find_source
 from lmtrain.data.splits import Text, cut_split, read_splits_manifest, write_split
 from lmtrain.errors import LmtrainError
-from lmtrain.storage.files import MANIFEST, new_folder, recover, sha256_bytes
+from lmtrain.storage.files import MANIFEST, new_folder, read_errors, recover, sha256_bytes
 from lmtrain.system.messages import log
 
 FORMAT = "lmtrain-corpus/1"
@@ -75,13 +75,14 @@ def make_corpus(data: DataConfig) -> Corpus:
 
 def existing(folder: Path, open_folder: Callable[[Path], Any], entries: dict[str, Any]) -> Any:
     """Return the corpus or token store in `folder` if it can be opened and its manifest has these entries; if not, a
-    message says why.
+    message says why. Raises LmtrainError if the system does not say whether there is one.
     """
     try:
         found = open_folder(folder)
     except LmtrainError as error:
-        if (folder / MANIFEST).exists():
-            log.info(f"making {folder} again: {error}")
+        with read_errors(folder):
+            if (folder / MANIFEST).exists():
+                log.info(f"making {folder} again: {error}")
         return None
     if not entries.items() <= found.manifest.items():
         log.info(f"making {folder} again: its source or configuration has changed")

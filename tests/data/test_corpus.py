@@ -211,6 +211,12 @@ def test_an_unknown_source_is_named_with_what_it_may_be(load: Importer, source: 
         load(source)
 
 
+def test_a_folder_that_the_system_rejects_is_named(load: Importer) -> None:
+    load.dir.mkdir()
+    with pytest.raises(LmtrainError, match=r"/owner--x{300} can't be read: File name too long"):
+        load(f"owner/{'x' * 300}")
+
+
 @pytest.mark.usefixtures("folder")
 def test_an_existing_path_wins_over_a_hub_id(load: Importer) -> None:
     Path("owner/name").mkdir(parents=True)
