@@ -96,7 +96,7 @@ def read_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in _NO_FILE:
             raise LmtrainError(f"{path} can't be read: {error.strerror or error}") from error
-        message = f"{path} can't be read: {error.strerror}. Make it readable; nothing was changed"
+        message = f"{path} can't be read: {error.strerror}. Make it readable"
         raise UnreadableError(message) from error
 
 
