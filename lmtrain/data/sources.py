@@ -38,9 +38,9 @@ _SAMPLE_SEEDS = {"train": 1, "valid": 2, "test": 3}
 class Source:
     """Where the text of a corpus comes from.
 
-    `folder` is the name of the corpus's folder: a known name, a hub id, or a path's name with a hash of its content, so
-    that a changed text does not replace the one that a run was trained on. `origin` identifies the state of the source,
-    without the network. `read` returns the text.
+    `folder` is the name of the corpus's folder: a known name, a hub id, or the start of a path's name with a hash of
+    its content, so that a changed text does not replace the one that a run was trained on. `origin` identifies the
+    state of the source, without the network. `read` returns the text.
     """
 
     folder: str
@@ -104,7 +104,7 @@ def _local(path: Path, data: DataConfig) -> Source:
         splits = {split: local.read_lines(paths, data.text_column) for split, paths in files.items()}
         return Text(splits, {}, is_one_file)
 
-    name = _NOT_NAME.sub("_", path.resolve().stem.lstrip("."))
+    name = _NOT_NAME.sub("_", path.resolve().stem.lstrip("."))[:50]
     return Source(f"{name or 'text'}-{sha256_bytes(json.dumps(origin).encode())[:8]}", origin, read)
 
 

@@ -225,6 +225,11 @@ def test_an_existing_path_wins_over_a_hub_id(load: Importer) -> None:
     assert lines(load("owner/name"), "train") == ["mine"]
 
 
+def test_a_name_of_any_length_can_be_used(load: Importer, tmp_path: Path) -> None:
+    made = load(write(tmp_path / f"{'漢' * 83}.txt", "a b\n" * 30))
+    assert made.folder.name.startswith(f"{'漢' * 50}-")
+
+
 def test_names_in_another_encoding_can_be_used(load: Importer, texts: Path) -> None:
     for name in (b"caf\xe9.txt", b"other.txt"):
         (texts / os.fsdecode(name)).write_text("a\n" * 30)
