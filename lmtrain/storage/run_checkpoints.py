@@ -74,9 +74,8 @@ def set_aside(damaged: Damaged) -> None:
 
 
 def best_first(run_dir: Path) -> list[Path]:
-    """Return the checkpoint folders, the best score first (ties: the oldest first), then those
-    without a score, newest first. A checkpoint with a damaged or unreadable manifest, which may be the best, comes
-    before all others.
+    """Return the checkpoint folders, the best score first (ties: the oldest first), then those without a score, newest
+    first. A checkpoint with a damaged or unreadable manifest, which may be the best, comes before all others.
     """
     ranked = sorted(folders(run_dir), key=_rank)
     return [folder for folder in ranked if folder.is_dir()]  # a run in training may have just deleted it
