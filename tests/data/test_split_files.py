@@ -53,6 +53,10 @@ def found(folder: Path) -> tuple[dict[str, str], list[str]]:
             "b-train-1-of-2.txt b-train-0-of-2.txt b-test.txt",
             {"train": "b-train-0-of-2.txt b-train-1-of-2.txt", "test": "b-test.txt"},
         ),
+        (
+            "train-1.txt train-x.txt train.txt dev-x.txt",
+            {"train": "train-1.txt train-x.txt train.txt", "valid": "dev-x.txt"},
+        ),
         ("wiki.train/a.txt wiki.test/b.txt", {"train": "wiki.train/a.txt", "test": "wiki.test/b.txt"}),
         ("a.txt en/valid.txt train.old/b.txt", {"train": "a.txt en/valid.txt train.old/b.txt"}),
         ("a.md B.TXT c.jsonl.GZ", {"train": "B.TXT a.md c.jsonl.GZ"}),
