@@ -141,7 +141,7 @@ def _file_lines(path: Path) -> Iterator[str]:
     except UnicodeError:
         raise LmtrainError(
             f"{path} is not plain text in UTF-8{_after(number)}: convert it, for example with iconv -f UTF-16 -t UTF-8,"
-            " unpack it if it is an archive, or export it as plain text"
+            " remove NUL bytes, unpack it if it is an archive, or export it as plain text"
         ) from None
     except OSError as error:
         reason = error.strerror or error

@@ -91,7 +91,7 @@ def test_each_of_several_files_is_a_document(tmp_path: Path) -> None:
         ("a.txt", b"good line\n" * 10_000 + b"na\xefve\n", r"a\.txt is not plain text in UTF-8 after line 9\d\d\d: "),
         ("a.txt", b"\xff\xfea\0b\0", r"a\.txt is not plain text in UTF-8: convert it, .* iconv -f UTF-16"),
         ("a.txt", "plain words\n".encode("utf-16-le"), r"a\.txt is not plain text in UTF-8: convert it"),
-        ("a.txt", b"one\ntwo\0\n", r"a\.txt is not plain text in UTF-8 after line 1: convert it"),
+        ("a.txt", b"one\ntwo\0\n", r"a\.txt is not plain text in UTF-8 after line 1: .*, remove NUL bytes, "),
         ("a.tar", b"a.txt" + bytes(600), r"a\.tar is not plain text.*, unpack it if it is an archive, or export it as"),
         ("a.txt", b"x\n" + b"y" * 400_000, r"a\.txt has a line of over 0 MiB after line 1"),
         ("a.jsonl", '{"text": "a"}\n{"text": \n', r"jsonl, line 2, is not JSON .* each line must be one JSON object"),
