@@ -13,13 +13,16 @@ from lmtrain.nn.attention import SelfAttention
 from lmtrain.nn.blocks import EncoderBlock
 from lmtrain.nn.norms import EPSILON, RMSNorm
 from lmtrain.nn.pooling import AttentionPooling
-from lmtrain.system.device import DTYPES
+from lmtrain.system.device import DTYPES, cpu_info
 
 PREPACKED = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 """Whether matrices can be stored in oneDNN's own layout. A plain bf16 matrix is converted to it by every call."""
 
 PREPACKED_BF16 = PREPACKED and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 """The same for bf16 matrices, which need a CPU with AVX-512 or a comparable extension."""
+
+PREPACKED_FP32 = PREPACKED and cpu_info("vendor_id") != "GenuineIntel"
+"""The same for float32 matrices. On an Intel CPU the plain product of one row is faster, on an AMD CPU far slower."""
 
 MIN_PREPACKED = 2**17
 """From this many elements on, a float32 matrix gains from oneDNN's layout: below, the call costs more than it saves."""
@@ -33,7 +36,7 @@ class PackedLinear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__()
-        available = {torch.float32: PREPACKED, torch.bfloat16: PREPACKED_BF16}.get(dtype, False)
+        available = {torch.float32: PREPACKED_FP32, torch.bfloat16: PREPACKED_BF16}.get(dtype, False)
         self.prepacked = available and weight.device.type == "cpu"
         weight = weight.detach().to(dtype)
         if self.prepacked:  # for products of about this many rows

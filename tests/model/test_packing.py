@@ -7,7 +7,14 @@ from torch import Tensor, nn
 from lmtrain.model.build import FINAL_GAIN
 from lmtrain.model.decoding_state import DecodingState
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.packing import PREPACKED_BF16, FusedSelfAttention, PackedLinear, PackedNorm, pack_for_decoding
+from lmtrain.model.packing import (
+    PREPACKED,
+    PREPACKED_BF16,
+    FusedSelfAttention,
+    PackedLinear,
+    PackedNorm,
+    pack_for_decoding,
+)
 from lmtrain.nn.attention import SelfAttention
 from lmtrain.nn.key_reduction import Compression
 from lmtrain.nn.positions import rotate, rotation
@@ -38,7 +45,10 @@ def test_narrow_equals_autocast(
 
 @pytest.mark.parametrize("shape", [(96,), (1, 96), (1, 1, 96), (5, 96), (2, 3, 96)])
 @pytest.mark.parametrize("bias", [False, True])
-def test_prepacked_float32_equals_the_plain_product(shape: tuple[int, ...], bias: bool) -> None:
+def test_prepacked_float32_equals_the_plain_product(
+    shape: tuple[int, ...], bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lmtrain.model.packing.PREPACKED_FP32", PREPACKED)
     torch.manual_seed(0)
     layer, x = nn.Linear(96, 40, bias=bias), torch.randn(shape)
     packed = PackedLinear(layer.weight, layer.bias if bias else None, torch.float32)
@@ -111,6 +121,7 @@ def test_a_packed_model_is_close_to_the_plain_one(fields: dict[str, object], wei
 
 @pytest.mark.parametrize("fields", [*VARIANTS, *WINDOWED_VARIANTS, *OTHERS], ids=str)
 def test_float32_stays_exact(fields: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmtrain.model.packing.PREPACKED_FP32", PREPACKED)
     monkeypatch.setattr("lmtrain.model.packing.MIN_PREPACKED", 100)
     model, text = build(**{"copy": True, "dropout": 0.1, **fields, "dim": 32}), tokens(2, 30)
     for layer in model.modules():
