@@ -2,9 +2,10 @@
 
 Random weights: the time does not depend on what is generated, and no text ends before its full length. Rows compare
 the same precision and heap, and nothing is compiled; on a GPU lmtrain replays its steps as a CUDA graph, as the row
-says. The other side is a process of its own:
+says. The two take turns, each time as a new process, and the best of its turns counts, since the speed of a machine may
+change from minute to minute. The other side is:
 
-python scripts/bench_decoding.py SIDE        # as JSON; prints tokens per second of every case
+python scripts/bench_decoding.py SIDE        # as JSON; prints tokens per second
 """
 
 import argparse
@@ -20,7 +21,7 @@ from record import Row, lmtrain, measure_beside, run_python, seconds, write_reco
 
 from lmtrain.system.device import DTYPES, choose_device, choose_precision
 
-PROMPT, NEW, REPEATS = 8, 128, 3
+PROMPT, NEW, REPEATS, TURNS = 8, 128, 3, 3
 CASES = tuple(itertools.product((1, 16), (1, 4)))
 """Prompts at once, and beams (1: greedy)."""
 
@@ -39,14 +40,17 @@ def decoding(arguments: argparse.Namespace, folder: Path) -> None:
     shape = {name: model[name] for name in ("dim", "layers", "heads")} | {"vocab_size": costs["vocabulary"]}
     rows: list[Row] = []
     for precision in dict.fromkeys(("fp32", choose_precision("auto", device))):
-        side = {"precision": precision, "device": device.type, **shape}
-        theirs = measure_beside(__file__, side)
-        for (prompts, beams), rate in zip(CASES, theirs, strict=True):
-            ours = measure_lmtrain(folder, precision, prompts, beams)
+        for prompts, beams in CASES:
+            case = {"prompts": prompts, "beams": beams}
+            side = {"precision": precision, "device": device.type, **shape, **case}
+            turns = [
+                (measure_lmtrain(folder, precision, prompts, beams), measure_beside(__file__, side))
+                for _ in range(TURNS)
+            ]
+            ours, theirs = (max(rates) for rates in zip(*turns, strict=True))
             form = {"precision": precision, "compiled": False, "cuda_graph": device.type == "cuda", "heap": "retained"}
-            rates = {"lmtrain_tokens_per_second": ours, "transformers_tokens_per_second": rate}
-            case = {"prompts": prompts, "beams": beams, "new_tokens": NEW}
-            rows.append({**form, **case, **rates, "ratio": ours / rate})
+            rates = {"lmtrain_tokens_per_second": ours, "transformers_tokens_per_second": theirs}
+            rows.append({**form, **case, "new_tokens": NEW, **rates, "ratio": ours / theirs})
             print(rows[-1], file=sys.stderr)
     metrics = {"parameters": costs["parameters"], "rows": rows}
     settings = {"recipe": arguments.recipe, "overrides": arguments.overrides, **shape}
@@ -67,28 +71,26 @@ def measure_lmtrain(folder: Path, precision: str, prompts: int, beams: int) -> f
     return float(max(text["timings"]["tokens_per_second"] for text in texts))
 
 
-def measure_transformers(side: Row) -> list[float]:
-    """The best of some repeats of `generate` for each case, after one that warms up."""
+def measure_transformers(side: Row) -> float:
+    """The best of some repeats of `generate`, after one that warms up."""
     importlib.import_module("transformers").logging.set_verbosity_error()
     torch.manual_seed(SEED)
     dtype = DTYPES[side["precision"]]
     sizes = side | {"context": PROMPT + NEW}
     model = gpt2(sizes, bos_token_id=0, eos_token_id=None, pad_token_id=0).to(side["device"], dtype).eval()
 
+    prompts = torch.randint(1, side["vocab_size"], (side["prompts"], PROMPT), device=side["device"])
+
     @torch.inference_mode()
-    def run(prompts: torch.Tensor, beams: int) -> None:
+    def run() -> None:
         lengths = {"max_new_tokens": NEW, "min_new_tokens": NEW}
         mask = torch.ones_like(prompts)
-        texts = model.generate(prompts, attention_mask=mask, do_sample=False, num_beams=beams, **lengths)
+        texts = model.generate(prompts, attention_mask=mask, do_sample=False, num_beams=side["beams"], **lengths)
         if texts.cpu().shape != (len(prompts), PROMPT + NEW):  # on the CPU in the end, as lmtrain's texts are
             raise AssertionError("a text does not have its full length")
 
-    rates = []
-    for count, beams in CASES:
-        prompts = torch.randint(1, side["vocab_size"], (count, PROMPT), device=side["device"])
-        times = [seconds(run, prompts, beams) for _ in range(1 + REPEATS)]
-        rates.append(count * NEW / min(times[1:]))
-    return rates
+    times = [seconds(run) for _ in range(1 + REPEATS)]
+    return len(prompts) * NEW / min(times[1:])
 
 
 if __name__ == "__main__":

@@ -156,6 +156,7 @@ def test_decoding_compares_like_with_like(script: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(bench_decoding, "choose_precision", lambda *_: "bf16")
     monkeypatch.setattr(bench_decoding, "CASES", ((1, 1), (2, 3)))
     monkeypatch.setattr(bench_decoding, "NEW", 3)
+    monkeypatch.setattr(bench_decoding, "TURNS", 2)
     (found,) = script(benchmark, "benchmarks", "decode", "wikitext2", *SMALL, "--vocab-size", "50")
     rows = found["metrics"]["rows"]
     cases = [(row["precision"], row["prompts"], row["beams"]) for row in rows]
