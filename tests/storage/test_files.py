@@ -149,8 +149,10 @@ def test_a_folder_is_left_alone_while_its_writer_lives_and_deleted_after(tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_a_folder_that_another_process_just_made_is_not_an_error(tmp_path: Path) -> None:
+def test_a_folder_that_another_process_just_made_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "theirs").touch()
     disk.make_folder(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
 
 
 def test_a_new_file_has_the_permissions_that_the_user_has_set(tmp_path: Path) -> None:
