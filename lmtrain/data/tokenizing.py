@@ -26,9 +26,7 @@ from lmtrain.system.messages import log, shows_bars
 _BATCH = 512
 """Lines that are encoded at once, by the tokenizers library on all cores."""
 BPE_BYTES = 256 << 20
-"""Text that merges are learned from, taken evenly from a larger corpus: more changes few of them and takes long."""
-_SPAN = 64 << 20
-"""Characters: the lines that begin in the first part of each such span of a larger corpus are taken."""
+"""Text that merges are learned from, at most about: more changes few of them and takes long."""
 CHECKED_BYTES = 16 << 10
 """The start of the text, which shows whether a tokenizer that lmtrain did not train restores the text."""
 
@@ -133,14 +131,11 @@ def _identify(corpus: Corpus, config: TokenizerConfig, external: Tokenizer | Non
 def _trained(corpus: Corpus, config: TokenizerConfig) -> Tokenizer:
     """Train a tokenizer on a corpus."""
     size = f" of up to {config.vocab_size:,} entries" if config.vocab_size is not None else ""
-    log.info(f"training a {config.kind} tokenizer{size} on {corpus.folder.name}")
-    train = corpus.splits["train"]
-    share = min(1.0, BPE_BYTES / train["bytes"]) if config.kind == "bpe" else 1.0
-    if share < 1:
-        log.info(
-            f"the merges are learned from {share:.1%} of the text, {BPE_BYTES >> 20} MiB taken evenly from all of it"
-        )
-    return Tokenizer.train(_sample(_lines(corpus, "train", "tokenizer"), share), config)
+    every = -(-corpus.splits["train"]["bytes"] // BPE_BYTES) if config.kind == "bpe" else 1
+    part = f"one line in {every} of " if every > 1 else ""
+    log.info(f"training a {config.kind} tokenizer{size} on {part}{corpus.folder.name}")
+    lines = islice(_lines(corpus, "train", "tokenizer"), None, None, every)
+    return Tokenizer.train((line.removesuffix("\n") for line in lines), config)
 
 
 def _lines(corpus: Corpus, split: str, purpose: str) -> Iterable[str]:
@@ -148,15 +143,6 @@ def _lines(corpus: Corpus, split: str, purpose: str) -> Iterable[str]:
     total = corpus.splits[split]["lines"]
     lines = lines_of(corpus.folder / f"{split}.txt")
     return tqdm(lines, desc=purpose, total=total, unit=" lines", disable=not shows_bars())
-
-
-def _sample(lines: Iterable[str], share: float) -> Iterator[str]:
-    """The lines that a tokenizer is trained on: all, or those that begin in the first `share` of each `_SPAN`."""
-    position = 0
-    for line in lines:
-        if position % _SPAN < share * _SPAN:
-            yield line.removesuffix("\n")
-        position += len(line)
 
 
 def _write_split(folder: Path, corpus: Corpus, split: str, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain.data import splits, tokenizer, tokenizing
+from lmtrain.data import tokenizer, tokenizing
+from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.data.tokenizing import tokenize
 from tests.data.helpers import CONFIGS, KINDS, Documents, corpus_of, make_store
@@ -42,24 +43,14 @@ def test_rare_words_are_dropped_where_there_are_too_many(tmp_path: Path, monkeyp
     assert all(store.tokenizer.knows(word) for word in ("line", "says", "times", "é", "0", "6"))
 
 
-def test_a_part_is_taken_evenly_from_all_of_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = corpus_of(tmp_path / "tiny", DOCUMENTS).folder / "train.txt"
-    assert list(tokenizing._sample(splits.lines_of(text), 1.0)) == LINES
-    monkeypatch.setattr(tokenizing, "_SPAN", 1_000)
-    taken = list(tokenizing._sample(splits.lines_of(text), 0.25))
-    assert [line for line in LINES if line in taken] == taken
-    assert 0.2 < len(taken) / len(LINES) < 0.3
-    assert all(set(part.tolist()) & set(taken) for part in np.array_split(np.array(LINES), 8))
-
-
 def test_merges_of_a_large_text_are_learned_from_a_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
     monkeypatch.setattr(tokenizing, "BPE_BYTES", 1_000)
-    monkeypatch.setattr(tokenizing, "_SPAN", 2_000)
     corpus = corpus_of(tmp_path / "tiny", DOCUMENTS)
     store = tokenize(corpus, CONFIGS["bpe"])
-    assert any("learned from" in note and "of the text" in note for note in notes)
+    assert notes == ["training a bpe tokenizer of up to 280 entries on one line in 10 of tiny"]
+    assert store.tokenizer.sha256 == Tokenizer.train(LINES[::10], CONFIGS["bpe"]).sha256
     assert tokenize(corpus, CONFIGS["word"]).split("train").replaced == 0, "words are counted in all of it"
     ids = store.split("train").ids
     text = store.tokenizer.decode(ids[ids != store.tokenizer.eos_id].tolist())
