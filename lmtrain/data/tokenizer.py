@@ -15,7 +15,7 @@ unknown word, or its five characters.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, repeat
 from pathlib import Path
@@ -42,8 +42,6 @@ BYTE_VOCABULARY = {EOS: 0} | {symbol: byte + 1 for symbol, byte in BYTE.items()}
 
 MAX_IDS = 1 << 24
 """Ids that a file may make the rows of an embedding; its entries are limited by its size."""
-MAX_WORDS = 1_500_000
-"""Different words that are counted at once; above that, the rarest half is dropped."""
 _PIECE = 1 << 16
 
 _WORD_END = re.compile(r"\S(?= )")
@@ -111,7 +109,9 @@ class Tokenizer:
         assert config.kind != "auto"
         vocabulary = BYTE_VOCABULARY if config.kind == "byte" else {EOS: 0}
         if config.kind == "word":
-            words = [word for word in _by_frequency(_count(lines)) if word not in (UNK, EOS)]
+            counts = Counter(chain.from_iterable(piece.split() for piece in pieces(lines, "word")))
+            by_frequency = sorted(counts, key=lambda word: (-counts[word], word))
+            words = [word for word in by_frequency if word not in (UNK, EOS)]
             vocabulary = {word: index for index, word in enumerate([UNK, EOS, *words][: config.vocab_size])}
         backend = tokenizer_file.new_backend(config.kind, vocabulary)
         if config.kind == "bpe":
@@ -273,21 +273,6 @@ def _bytes_of(token: str, byte_level: bool) -> bytes | None:
         return bytes(BYTE[symbol] for symbol in token)
     byte = _BYTE_TOKEN.fullmatch(token)
     return bytes.fromhex(byte[1]) if byte else None
-
-
-def _count(lines: Iterable[str]) -> Counter[str]:
-    """How often each word occurs; where there are more than `MAX_WORDS`, the counts of rare words are too low."""
-    counts: Counter[str] = Counter()
-    for piece in pieces(lines, "word"):
-        counts.update(piece.split())
-        if len(counts) > MAX_WORDS:
-            counts = Counter({word: counts[word] for word in _by_frequency(counts)[: MAX_WORDS // 2]})
-    return counts
-
-
-def _by_frequency(counts: Mapping[str, int]) -> list[str]:
-    """Words by descending count, and alphabetically among equals."""
-    return sorted(counts, key=lambda word: (-counts[word], word))
 
 
 def pieces(texts: Iterable[str], kind: Kind) -> Iterator[str]:

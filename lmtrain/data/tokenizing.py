@@ -1,7 +1,7 @@
 """From a corpus to a token store, or from a text to a split: train or load the tokenizer, encode the text.
 
-A store is written in one go, as a folder that appears complete or not at all. Memory does not grow with the text: a
-batch of lines is held at a time, and the words of a vocabulary are counted within bounds.
+A store is written in one go, as a folder that appears complete or not at all. A batch of lines is held in memory at a
+time, and the different words of the text while they are counted.
 """
 
 import tempfile

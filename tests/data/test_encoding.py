@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain.data import tokenizer, tokenizing
+from lmtrain.data import tokenizing
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.data.tokenizing import tokenize
@@ -34,13 +34,6 @@ def test_the_size_of_batches_changes_no_token(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizing, "_BATCH", lines)
         assert make_store(folder / "batches", kind, {"train": texts}).sha256 == whole.sha256
-
-
-def test_rare_words_are_dropped_where_there_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer, "MAX_WORDS", 60)
-    store = make_store(tmp_path, "word", DOCUMENTS)
-    assert store.tokenizer.vocab_size < 150
-    assert all(store.tokenizer.knows(word) for word in ("line", "says", "times", "é", "0", "6"))
 
 
 def test_merges_of_a_large_text_are_learned_from_a_part(
