@@ -22,8 +22,6 @@ from lmtrain.system.messages import log, shows_bars
 _CARD = "README.md"
 _OTHER_CARDS = ["*/README.md", ".huggingface.yaml"]
 """Not downloaded: in these too, `datasets` would read which files there are, anywhere on this machine."""
-_SHARDS = "data/*-?????-of-?????*.*"
-"""If a card names no files, the dataset is the files of such names, whatever else the repository holds."""
 
 
 class _SplitFiles(BaseModel):
@@ -67,14 +65,8 @@ def fetch(dataset: str, subset: str | None, revision: str | None, text_column: s
     if any(":" in path or path.startswith("/") or ".." in path.split("/") for path in [*paths, chosen.data_dir]):
         raise LmtrainError(f"the card of dataset {dataset} names files outside the dataset: choose another")
     commit = folder.name
-    if paths:  # in the client's patterns a single `*` spans folders
-        _download(dataset, commit, [path.replace("**/", "*") for path in paths])
-    elif chosen.data_dir:
-        _download(dataset, commit, [str(Path(chosen.data_dir, "*"))])
-    else:
-        _download(dataset, commit, [_SHARDS])
-        if not any(folder.glob(_SHARDS)):
-            _download(dataset, commit, None)
+    patterns = paths or [str(Path(chosen.data_dir, "*"))]  # everything, if the card names neither files nor a folder
+    _download(dataset, commit, [path.replace("**/", "*") for path in patterns])  # where a single `*` spans folders
     about = {
         "source": dataset,
         "revision": commit,
@@ -100,7 +92,7 @@ def _silence_libraries() -> None:
         disable_progress_bars()
 
 
-def _download(dataset: str, revision: str | None, patterns: list[str] | None) -> Path:
+def _download(dataset: str, revision: str | None, patterns: list[str]) -> Path:
     """Download the files that `patterns` name; return the folder in the cache, which is named after the commit."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError

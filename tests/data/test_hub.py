@@ -121,8 +121,6 @@ def test_a_subset_downloads_only_its_own_files(hub: Hub, online: Client, offline
 
 def test_no_more_is_downloaded_than_belongs_to_it(hub: Hub, online: Client, offline: Client) -> None:
     rows = parquet([f"row {number}" for number in range(40)])
-    shards = {f"data/train-0000{number}-of-00002.parquet": rows for number in range(2)}
-    hub.repositories["own/shards"] = Repository(shards | {"all.txt": b"other text\n"})
     files = {f"{path}.parquet": rows for path in ("mine/train", "mine/test", "yours/train")}
     folders = {"own/folder": "./mine", "own/slash": "mine/"}
     for name, place in folders.items():
@@ -130,11 +128,10 @@ def test_no_more_is_downloaded_than_belongs_to_it(hub: Hub, online: Client, offl
         hub.repositories[name] = Repository({"README.md": described, **files})
     seen = len(hub.requests)
     for client in (online, offline):
-        assert lines(client("own/shards")) == {"train": 76, "valid": 4}
         for name in folders:
             assert lines(client(name, subset="a")) == {"train": 38, "valid": 2, "test": 40}
             assert lines(client(name, subset="c")) == {"train": 38, "valid": 2}
-    assert not [request for request in hub.requests[seen:] if request.endswith(("all.txt", "yours/train.parquet"))]
+    assert not [request for request in hub.requests[seen:] if request.endswith("yours/train.parquet")]
 
 
 def test_without_a_subset_the_default_is_read(hub: Hub, online: Client) -> None:
