@@ -35,6 +35,7 @@ compiles = pytest.mark.skipif(missing_to_compile(CPU) is not None, reason="nothi
 
 TINY = [
     "data.sample_tokens=3000",
+    "tokenizer.kind=word",
     "model.context=16",
     "model.dim=16",
     "model.layers=1",

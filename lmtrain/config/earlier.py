@@ -22,6 +22,8 @@ def upgrade(values: dict[str, Any]) -> None:
             for field in removed:
                 fields.pop(field, None)
     tokenizer, train = values.get("tokenizer"), values.get("train")
+    if isinstance(tokenizer, dict) and tokenizer.get("kind") == "auto":  # only with a file, which has a kind of its own
+        del tokenizer["kind"]
     if isinstance(tokenizer, dict) and tokenizer.get("kind") == "bpe" and tokenizer.get("file") is None:
         size = tokenizer.get("vocab_size")
         tokenizer["vocab_size"] = OPEN_BPE_SIZE if size is None else size

@@ -62,9 +62,9 @@ class DataConfig(Section):
 class TokenizerConfig(Section):
     """How text becomes token ids."""
 
-    kind: Literal["auto", "word", "bpe", "byte"] = "auto"
-    """Whole words with `<unk>`, byte-level BPE, or bytes. auto: `word` if spaces surround punctuation in the training
-    split, as in WikiText, else `bpe`."""
+    kind: Literal["word", "bpe", "byte"] = "bpe"
+    """Whole words with `<unk>`, for a text in which spaces surround punctuation, as in WikiText; byte-level BPE; or
+    bytes."""
     vocab_size: int | None = Field(None, ge=4, le=1_000_000)
     """Maximum number of entries. null = every word of the training split, or for bpe a size that suits it; that of byte
     is fixed."""

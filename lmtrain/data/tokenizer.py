@@ -103,10 +103,9 @@ class Tokenizer:
     def train(cls, lines: Iterable[str], config: TokenizerConfig) -> Self:
         """Train on `lines` (without their line ends); the same lines give the same tokenizer.
 
-        `config` is resolved: it has a kind, and a size if that is bpe. A bpe vocabulary is smaller than configured if
-        no further pair occurs twice in the text. Raises LmtrainError if the vocabulary is too large to be stored.
+        `config` has a size if its kind is bpe, whose vocabulary is smaller if no further pair occurs twice in the text.
+        Raises LmtrainError if the vocabulary is too large to be stored.
         """
-        assert config.kind != "auto"
         vocabulary = BYTE_VOCABULARY if config.kind == "byte" else {EOS: 0}
         if config.kind == "word":
             counts = Counter(chain.from_iterable(piece.split() for piece in pieces(lines, "word")))

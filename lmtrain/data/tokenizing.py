@@ -4,6 +4,7 @@ A store is written in one go, as a folder that appears complete or not at all. A
 time, and the different words of the text while they are counted.
 """
 
+import math
 import tempfile
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -17,7 +18,6 @@ from lmtrain.config.schema import Config, DataConfig, TokenizerConfig
 from lmtrain.data.corpus import Corpus, existing, make_corpus, reject_foreign
 from lmtrain.data.splits import Lines, document_starts, lines_of, write_split
 from lmtrain.data.tokenizer import Tokenizer, pieces
-from lmtrain.data.tokenizer_choice import beginning, resolve
 from lmtrain.data.tokens import FORMAT, Split, TokenStore, open_store, words_and_line_ends
 from lmtrain.storage.files import new_folder, write_errors
 from lmtrain.storage.run_folder import TOKENIZER
@@ -27,6 +27,10 @@ _BATCH = 512
 """Lines that are encoded at once, by the tokenizers library on all cores."""
 BPE_BYTES = 256 << 20
 """Text that merges are learned from, at most about: more changes few of them and takes long."""
+BYTES_PER_ENTRY = 200
+"""Text for each entry of a bpe vocabulary, so that most entries occur often enough to be learned."""
+BPE_SIZES = (512, 16_384)
+"""The smallest and the largest bpe vocabulary if the configuration has no size."""
 CHECKED_BYTES = 16 << 10
 """The start of the text, which shows whether a tokenizer that lmtrain did not train restores the text."""
 
@@ -55,11 +59,11 @@ def prepare_run_store(data: DataConfig, run_dir: Path, found: TokenStore | None)
 def tokenize(corpus: Corpus, config: TokenizerConfig) -> TokenStore:
     """Return the store of a corpus, beside it: an existing one of the same text and configuration, else a new one.
 
-    The tokenizer is that of `config.file`, or is trained on the train split, as `resolve` chooses. Raises LmtrainError
-    if `config.file` is not a tokenizer, if the folder holds other files, or if the disk is full.
+    The tokenizer is that of `config.file`, or is trained on the train split. Raises LmtrainError if `config.file` is
+    not a tokenizer, if the folder holds other files, or if the disk is full.
     """
     external = Tokenizer.load(config.file, config.eos_token) if config.file is not None else None
-    config = resolve(config, corpus)
+    config = with_vocab_size(config, corpus)
     name, identity = _identify(corpus, config, external)
     folder = corpus.folder.with_name(name)
     store: TokenStore | None = existing(folder, open_store, identity)
@@ -87,6 +91,16 @@ def tokenize(corpus: Corpus, config: TokenizerConfig) -> TokenStore:
     return store
 
 
+def with_vocab_size(config: TokenizerConfig, corpus: Corpus) -> TokenizerConfig:
+    """Return `config`, for bpe with a size: if it has none, the power of two nearest, by ratio, to an entry for each
+    `BYTES_PER_ENTRY` of the training text."""
+    if config.file is not None or config.kind != "bpe" or config.vocab_size is not None:
+        return config
+    smallest, largest = BPE_SIZES
+    nearest = 2 ** round(math.log2(corpus.splits["train"]["bytes"] / BYTES_PER_ENTRY))
+    return config.model_copy(update={"vocab_size": min(max(smallest, int(nearest)), largest)})
+
+
 def text_split(lines: Lines, tokenizer: Tokenizer, *, label: str) -> Split:
     """Return these lines as a split, with the ids and counts that it would have in a corpus and a store.
 
@@ -105,7 +119,8 @@ def text_split(lines: Lines, tokenizer: Tokenizer, *, label: str) -> Split:
 
 def _keeps_all(tokenizer: Tokenizer, text: Path) -> bool:
     """Whether the tokenizer restores the start of a text; if not, a message says what the figures are of."""
-    start = beginning(text, CHECKED_BYTES)
+    with text.open("rb") as file:
+        start = file.read(CHECKED_BYTES).decode(errors="ignore")
     if tokenizer.kind != "file" or tokenizer.decode(tokenizer.encode(start)) == start:
         return True
     log.info("the tokenizer does not restore the text exactly: bits per byte and word perplexity are of what it keeps")

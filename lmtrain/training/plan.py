@@ -19,8 +19,7 @@ from lmtrain.config.schema import DROPOUT_FIELDS, RUN_NAME, Config, DataConfig, 
 from lmtrain.config.train import BUDGETS
 from lmtrain.data.corpus import make_corpus
 from lmtrain.data.sources import local_path
-from lmtrain.data.tokenizer_choice import resolve
-from lmtrain.data.tokenizing import prepare_run_store, tokenize
+from lmtrain.data.tokenizing import prepare_run_store, tokenize, with_vocab_size
 from lmtrain.data.tokens import TokenStore, find_store
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.storage import run_checkpoints
@@ -162,7 +161,7 @@ def _tokens_of(plan: RunPlan) -> tuple[TokenizerConfig, TokenStore]:
     stored = run_config(plan.run_dir) if has_checkpoint(plan.run_dir) else None
     if stored is None or _wants_other_tokenizer(config.tokenizer, stored.tokenizer):
         corpus = make_corpus(config.data)
-        tokenizer = resolve(config.tokenizer, corpus)
+        tokenizer = with_vocab_size(config.tokenizer, corpus)
         return tokenizer, tokenize(corpus, tokenizer)
     found = find_store(config.data.dir, _store_hash(plan.run_dir))
     if found is not None and local_path(config.data.source) is None and _text(config.data) == _text(stored.data):
@@ -176,10 +175,10 @@ def _text(data: DataConfig) -> DataConfig:
 
 
 def _wants_other_tokenizer(configured: TokenizerConfig, stored: TokenizerConfig) -> bool:
-    """Whether another tokenizer than that of the run is configured; `auto`, and a size of null, accept the run's."""
+    """Whether another tokenizer than that of the run is configured; a size of null accepts the run's."""
     return configured != stored and (
         configured.file is not None
-        or configured.kind not in ("auto", stored.kind)
+        or configured.kind != stored.kind
         or configured.vocab_size not in (None, stored.vocab_size)
     )
 

@@ -98,7 +98,7 @@ def test_options_and_the_environment_say_where_the_corpus_is_now(
     lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (workdir / "own.txt").write_text("a b c d e f\n" * 200)
-    assert lmtrain("train", *TINY[1:], "run.name=own", "data.source=own.txt", "--quiet").code == 0
+    assert lmtrain("train", *TINY[2:], "run.name=own", "data.source=own.txt", "--quiet").code == 0
     before = lmtrain("eval", "--run", "runs/own", "--json").json
     (workdir / "own.txt").rename(workdir / "moved.txt")
     assert lmtrain("eval", "--run", "runs/own", "--json").json == before
@@ -161,7 +161,7 @@ def test_eval_takes_no_location_from_a_run(lmtrain: Lmtrain, workdir: Path, fiel
 
 def test_eval_finds_the_store_in_the_folder_that_training_used(lmtrain: Lmtrain, workdir: Path) -> None:
     (workdir / "own.txt").write_text("a b c d e f\n" * 200)
-    arguments = [*TINY[1:], "run.name=own", "data.source=own.txt", f"data.dir={workdir / 'big'}", "--quiet"]
+    arguments = [*TINY[2:], "run.name=own", "data.source=own.txt", f"data.dir={workdir / 'big'}", "--quiet"]
     assert lmtrain("train", *arguments).code == 0
     (workdir / "own.txt").write_text("changed\n" * 200)
     before = sorted((workdir / "big").rglob("*"))
@@ -198,7 +198,7 @@ def test_a_run_with_another_tokenizer_is_rejected(lmtrain: Lmtrain, workdir: Pat
 
 def test_a_corpus_changed_under_a_run_is_rejected(lmtrain: Lmtrain, workdir: Path) -> None:
     (workdir / "own.txt").write_text("a b c d e f\n" * 200)
-    arguments = ["train", *TINY[1:], "run.name=own", "data.source=own.txt", "--quiet"]
+    arguments = ["train", *TINY[2:], "run.name=own", "data.source=own.txt", "--quiet"]
     assert lmtrain(*arguments).code == 0
     before = contents(workdir / "data")
     score = lmtrain("eval", "--run", "runs/own", "--json").out

@@ -88,8 +88,8 @@ FAILURES = {
         [*TRAIN, "data.source=runs/sample"],
         "sample is a run, not a text: resume it with `lmtrain train --resume",
     ),
-    "a file in the way": ([*TRAIN, *TINY[:6], "run.dir=empty.txt"], "can't write empty.txt/new: File exists"),
-    "CUDA on a machine without": ([*TRAIN, *TINY[:6], "train.device=cuda"], "use cpu or auto in place of cuda"),
+    "a file in the way": ([*TRAIN, *TINY[:7], "run.dir=empty.txt"], "can't write empty.txt/new: File exists"),
+    "CUDA on a machine without": ([*TRAIN, *TINY[:7], "train.device=cuda"], "use cpu or auto in place of cuda"),
     "CUDA to evaluate": (["eval", "--device", "cuda"], "use cpu or auto in place of cuda"),
     "no run of this name": (["eval", "run.name=nowhere"], "there is no run runs/nowhere; the runs in runs: sample"),
     "another corpus": (

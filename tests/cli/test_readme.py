@@ -69,7 +69,7 @@ def test_the_commands_for_own_text_run(lmtrain: Lmtrain, folder: Path) -> None:
     commands = [shlex.split(line, comments=True) for line in COMMAND.findall(section)]
     assert [command[0] for command in commands] == ["train", "generate"]
     for command in commands:
-        tiny = [*TINY, "train.steps=2", "tokenizer.vocab_size=300"] if command[0] == "train" else ["-n", "5"]
+        tiny = [*TINY[2:], "train.steps=2", "tokenizer.vocab_size=300"] if command[0] == "train" else ["-n", "5"]
         done = lmtrain(*command, *tiny)
         assert done.code == 0, done.err
     assert done.out.startswith("Once")
@@ -80,7 +80,7 @@ def test_the_python_example_runs(
 ) -> None:
     """With a tiny model, of a few steps, by the environment."""
     (folder / "book.txt").write_text("Once upon a time there was a small river in the north.\n" * 300)
-    for override in [*TINY, "train.steps=2", "tokenizer.vocab_size=300"]:
+    for override in [*TINY[2:], "train.steps=2", "tokenizer.vocab_size=300"]:
         key, _, value = override.partition("=")
         monkeypatch.setenv(f"LMTRAIN_{key.replace('.', '__').upper()}", value)
     (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)

@@ -205,7 +205,7 @@ def test_a_leading_zero_does_not_make_a_number_octal_but_a_prefix_does(text: str
         ("model.output_cutoffs=[true, 5]", r"model.output_cutoffs=\[True, 5\]: a number is needed"),
         ("train.lr=.inf", "train.lr='.inf': should be a valid number"),
         ("train.micro_batch=5", "is not divisible by train.micro_batch=5"),
-        ("tokenizer.kind=words", "tokenizer.kind='words': should be 'auto', 'word', 'bpe' or 'byte'$"),
+        ("tokenizer.kind=words", "tokenizer.kind='words': should be 'word', 'bpe' or 'byte'$"),
         ("run.name=../escape", "run.name"),
         ("model.dim", "not of the form"),
         ("configs/a.yaml", "section.field=value; .* a configuration file after -c$"),

@@ -74,6 +74,7 @@ def test_every_format_has_its_example() -> None:
         ("kind: bpe", 16_384),
         ("kind: bpe, vocab_size: 300", 300),
         ("kind: bpe, file: t.json", None),
+        ("kind: auto, file: t.json", None),
         ("kind: word", None),
     ],
 )

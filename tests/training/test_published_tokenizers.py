@@ -14,7 +14,7 @@ from tests.data.published import EXACT, SHAPES, TEXT, published
 from tests.helpers import TINY, Lmtrain
 from tests.training.helpers import last_hash
 
-OWN = [*TINY[1:], "train.steps=2", "train.eval_tokens=50"]
+OWN = [*TINY[2:], "train.steps=2", "train.eval_tokens=50"]
 
 
 @pytest.fixture
