@@ -5,7 +5,7 @@ import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice, pairwise
+from itertools import islice
 
 import pytest
 
@@ -166,31 +166,3 @@ def test_whole_articles_until_enough() -> None:
         assert [text for text, _ in lines[-2:]] == [" ", " "]
         count = sum(starts_document for _, starts_document in lines)
         assert split.nats == pytest.approx(sum(nats for article in articles(count, seed=3) for _, nats in article))
-
-
-def test_the_lines_have_the_form_of_wikitext() -> None:
-    lines = list(SampleSplit(50_000, seed=2))
-    texts = [text for text, _ in lines]
-    for number, (text, starts_document) in enumerate(lines):
-        assert text == (" " + " ".join(text.split()) + " " if text.split() else " ")
-        title = text.startswith(" = ") and not text.startswith(" = = ")
-        assert starts_document == title
-        if text.startswith(" = "):
-            marks = [word == "=" for word in text.split()]
-            depth = marks.index(False)
-            assert marks == [True] * depth + [False] * (len(marks) - 2 * depth) + [True] * depth
-            assert depth in (1, 2)
-            assert texts[number + 1] == " "
-            assert number == 0 or texts[number - 1] == " "
-        elif text.strip():
-            assert text.endswith(" . ")
-            assert text[1].isupper() or text[1].isdigit() or text.startswith(" <unk> ")
-    words = [word for text in texts for word in text.split()]
-    assert all(
-        word.isalnum() or word in {"=", ".", ",", ";", "(", ")", "\N{EN DASH}", "<unk>", "@-@", "@,@", "@.@"}
-        for word in words
-    )
-    assert 0.001 < words.count("<unk>") / len(words) < 0.02
-    for article, after in pairwise(words):
-        if article in {"a", "an"}:
-            assert (article == "an") == (after[0] in "aeiouAEIOU"), (article, after)
