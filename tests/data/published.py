@@ -14,10 +14,6 @@ from lmtrain.data.tokenizer import Tokenizer
 from tests.data.helpers import LINES, write
 
 TEXT = [*LINES, "It 's 1,234 cats; doesn't the CAT sit?  Two  spaces", "The river ran past the old mill."] * 3
-LLAMA3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 Library = tokenizers.Tokenizer
 
@@ -51,22 +47,6 @@ def llama2() -> Library:
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     made.decoder = decoders.Sequence(steps)
     made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    return made
-
-
-def llama3() -> Library:
-    made = Library(models.BPE(ignore_merges=True))
-    split = pre_tokenizers.Split(tokenizers.Regex(LLAMA3_SPLIT), "isolated")
-    made.pre_tokenizer = pre_tokenizers.Sequence(
-        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    made.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
-    made.train_from_iterator([f"{line}\n" for line in TEXT], trainer)
-    made.add_special_tokens(["<|begin_of_text|>", "<|end_of_text|>"])
-    begin = ("<|begin_of_text|>", made.token_to_id("<|begin_of_text|>"))
-    made.post_processor = processors.TemplateProcessing(single="<|begin_of_text|> $A", special_tokens=[begin])
     return made
 
 
@@ -113,13 +93,12 @@ def words() -> Library:
 SHAPES: dict[str, tuple[Callable[[], Library], str, str | None]] = {
     "gpt2": (gpt2, "<|endoftext|>", None),
     "llama2": (llama2, "</s>", "<unk>"),
-    "llama3": (llama3, "<|end_of_text|>", None),
     "t5": (t5, "</s>", "<unk>"),
     "bert": (bert, "[SEP]", "[UNK]"),
     "words": (words, "[EOS]", "[UNK]"),
 }
 """Each shape with its end-of-text and its unknown token."""
-EXACT = ("gpt2", "llama2", "llama3")
+EXACT = ("gpt2", "llama2")
 """Those that restore a text."""
 
 
