@@ -182,14 +182,9 @@ def test_a_leading_zero_does_not_make_a_number_octal_but_a_prefix_does(text: str
     ("override", "message"),
     [
         ("model.dim=0", "model.dim=0: should be greater than or equal to 1$"),
-        ("model.dim=2000000", "should be less than or equal to 1048576$"),
         ("model.dim=null", "model.dim=None: should be a valid integer$"),
-        ("model.dim=1.5", "model.dim=1.5: should be a valid integer, got a number with a fractional part$"),
         ("model.heads=256", "needs an even width per head"),
         ("model.dropout=1", "model.dropout=1: should be less than 1$"),
-        ("model.copy=maybe", "model.copy='maybe': should be a valid boolean"),
-        ("train.clip=0", "train.clip=0: should be greater than 0$"),
-        ("train.compile=maybe", "train.compile='maybe': should be 'auto' or should be a valid boolean"),
         ("train.loss_chunk=0", "train.loss_chunk=0: should be greater than or equal to 1 or should be 'auto'$"),
         ("data.source=", "data.source=None: should be a string"),
         ("data.source=''", "data.source='': String should have at least 1 character$"),
@@ -197,13 +192,10 @@ def test_a_leading_zero_does_not_make_a_number_octal_but_a_prefix_does(text: str
         ("model.output_cutoffs=[a]", "^the command line: model.output_cutoffs.0='a': should be a valid integer"),
         ("train.sample_prompts=The", r"train.sample_prompts='The': should be a list, as in \[a, b\]$"),
         ("model.dim=64 # wide", "model.dim='64 # wide'"),
-        ("train.lr=1:30", "train.lr='1:30'"),
         ("train.sample_prompts=[a #b]", "not valid YAML"),
-        ("run.name=1 2", "run.name='1 2'"),
         ("train.lr=nan", "train.lr='nan': should be a finite number$"),
         ("train.patience=true", "train.patience=True: a number is needed"),
         ("model.output_cutoffs=[true, 5]", r"model.output_cutoffs=\[True, 5\]: a number is needed"),
-        ("train.lr=.inf", "train.lr='.inf': should be a valid number"),
         ("train.micro_batch=5", "is not divisible by train.micro_batch=5"),
         ("tokenizer.kind=words", "tokenizer.kind='words': should be 'word', 'bpe' or 'byte'$"),
         ("run.name=../escape", "run.name"),
@@ -267,14 +259,11 @@ def test_a_contradiction_is_named(overrides: list[str], message: str) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"model: [", "not valid YAML"),
         (b"just text", "must hold sections"),
-        (b"- 1\n- 2", "must hold sections"),
         (b"model: 5", "model=5: a section holds one `field: value` per line"),
         (b"\xff\xfe", "not UTF-8"),
         (b"a: &a [x, x]\nb: &b [*a, *a]", "aliases"),
         (b"model:\n  dim: 64\n  dim: 128", "line 3: duplicate key dim"),
-        (b"model: {dim: 64}\nmodel: {layers: 2}", "line 2: duplicate key model"),
         (b"model: !!python/object/apply:os.system ['true']", "line 1: aliases .* and tags .* are not allowed"),
         (b"[" * 5000, "not valid YAML"),
         (b"model:\n  dim: 123456789123456789123456789123456789", "model.dim"),
@@ -289,7 +278,7 @@ def test_a_contradiction_is_named(overrides: list[str], message: str) -> None:
         (b"".join(b"k%d: 1\n" % number for number in range(5_000)), "and 4995 more$"),
         (b"#" * (config.MAX_FILE_BYTES + 1), "larger than 256 KiB"),
     ],
-    ids=range(21),
+    ids=range(18),
 )
 def test_a_bad_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "bad.yaml"

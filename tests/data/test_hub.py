@@ -194,16 +194,9 @@ def test_compressed_json_csv_and_text_give_the_same_lines(hub: Hub, online: Clie
     [
         ({"README.md": b"# nothing here"}, "contain any data files"),
         ({"README.md": b"---\nconfigs: [1]\n---\n"}, "the card of dataset own/wrong can't be read"),
-        ({"README.md": b"---\nconfigs: [\n---\n"}, "the card of dataset own/wrong can't be read"),
         ({"README.md": b"---\nconfigs: " + b"[" * 5000 + b"\n---\n"}, "the card of dataset own/wrong can't be read"),
         ({"README.md": b"---\nconfigs: [{data_files: data/*}]\n---\n", **PLAIN}, "dataset own/wrong can't be read ("),
-        ({"README.md": b"---\ndataset_info: {features: 3}\n---\n", **PLAIN}, "dataset own/wrong can't be read ("),
-        (
-            {"train.csv": b"text\na\n", "test.jsonl": b'{"text": "a"}\n'},
-            "dataset own/wrong can't be read (ValueError: Couldn't infer the same data file",
-        ),
         ({"README.md": card(a="/etc/passwd"), **PLAIN}, "names files outside the dataset"),
-        ({"README.md": card(a="'../../../*'"), **PLAIN}, "names files outside the dataset"),
         ({"README.md": card(a="'file:/etc/passwd'"), **PLAIN}, "names files outside the dataset"),
         ({"README.md": card(a="[]\n  data_dir: ../../.."), **PLAIN}, "names files outside the dataset"),
         ({"test.parquet": parquet(["a"])}, "has the splits test where one for training,"),
@@ -217,9 +210,7 @@ def test_compressed_json_csv_and_text_give_the_same_lines(hub: Hub, online: Clie
             "own/wrong, train has no column 'text': name one of its columns ('id', 'body') with data.text_column=NAME",
         ),
         ({"train.parquet": b"PAR1 is how it begins"}, "own/wrong can't be read (ArrowInvalid: "),
-        ({"train.jsonl": b'{"text": "a"}\n{"text"'}, "own/wrong can't be read (ArrowInvalid: "),
         ({"train.jsonl.gz": gzip.compress(b'{"text": "a"}\n')[:-9]}, "own/wrong can't be read (EOFError: "),
-        ({"train.zip": b"PK"}, "own/wrong can't be read (BadZipFile: "),
         ({"train.jsonl": b'{"text": "a"}\n{"text": null}\n'}, "own/wrong, train, row 2, has nothing (null) in 'text'"),
     ],
 )
