@@ -19,7 +19,6 @@ _MESSAGES = {
     "string_type": _TEXT,
     "path_type": _TEXT,
     "tuple_type": "should be a list, as in [a, b]",
-    "too_short": "should be a list that is not empty",
     "string_pattern_mismatch": "a name has letters, digits, `_`, `-` and `.` only, and does not begin with `-` or `.`",
     "string_unicode": NOT_UNICODE,
     "invalid_key": "names of sections and fields are strings",
@@ -30,7 +29,6 @@ _KEY = re.compile(rf"\b({'|'.join(SECTIONS)})\.(\w+)")
 
 def error_message(errors: Iterable[ErrorDetails], origin: str, origins: Origins) -> str:
     """Return one message about the errors of a pydantic ValidationError: the first few, each with its origin."""
-    errors = [error for error in errors if error["type"] != "too_short" or not error["input"]]  # only invalid items
     mistakes = [[*alike] for _, alike in groupby(errors, key=_location)]
     shown_first = [_sentence(alike, _origin(alike[0], origins, origin)) for alike in mistakes[:5]]
     more = len(mistakes) - len(shown_first)

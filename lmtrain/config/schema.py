@@ -154,7 +154,7 @@ class ModelConfig(Section):
     output: Literal["softmax", "adaptive"] = "softmax"
     """`adaptive`: adaptive softmax, which predicts the cluster of a rare word, then the word; training computes fewer
     logits."""
-    output_cutoffs: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(None, min_length=1)
+    output_cutoffs: tuple[Annotated[int, Field(ge=1)], ...] | None = None
     """`adaptive`: the token ids at which the clusters begin; lower ids are the shortlist. null = a sixteenth and a
     quarter of the vocabulary."""
     tie_embeddings: bool = True

@@ -188,7 +188,6 @@ def test_a_leading_zero_does_not_make_a_number_octal_but_a_prefix_does(text: str
         ("train.loss_chunk=0", "train.loss_chunk=0: should be greater than or equal to 1 or should be 'auto'$"),
         ("data.source=", "data.source=None: should be a string"),
         ("data.source=''", "data.source='': String should have at least 1 character$"),
-        ("model.output_cutoffs=[]", "should be a list that is not empty$"),
         ("model.output_cutoffs=[a]", "^the command line: model.output_cutoffs.0='a': should be a valid integer"),
         ("train.sample_prompts=The", r"train.sample_prompts='The': should be a list, as in \[a, b\]$"),
         ("model.dim=64 # wide", "model.dim='64 # wide'"),
