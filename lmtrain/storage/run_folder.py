@@ -64,13 +64,11 @@ def run_config(run_dir: Path) -> Config:
 
 def default_name(path: Path) -> str:
     """Return the name of a run that has no `run.name`: it is named after `path`, its configuration file or its text."""
-    named_after = path.parent if path.name == CONFIG and path.parent.name else path
-    # A folder has no suffix, nor has a dataset on the hub, whose name may end in a version: owner/corpus-1.5.
-    whole = os.path.isdir(named_after) or named_after.suffix[1:].isdigit()  # noqa: PTH112 -- a path of any length
-    name = _NOT_NAME.sub("_", named_after.name if whole else named_after.stem).lstrip(".-")
+    of_run = path.name == CONFIG and path.parent.name
+    name = _NOT_NAME.sub("_", path.parent.name if of_run else path.stem).lstrip(".-")
     if not name:
         raise UsageError(f"a run can't be named after {path}: set run.name")
-    return name.encode()[:255].decode(errors="ignore")  # no file has a longer one
+    return name
 
 
 def find_run(path: Path | None, runs_dir: Path) -> Path:
