@@ -69,8 +69,6 @@ def _values(source: ConfigSource) -> dict[str, Any]:
         return _read_yaml(source)
     if isinstance(source, Config):
         return source.model_dump(mode="json")
-    if not isinstance(source, Mapping):
-        raise UsageError(f"{shown(source)} is not a configuration: give a YAML file, a dict of sections, or a Config")
     return {section: {**fields} if isinstance(fields, Mapping) else fields for section, fields in source.items()}
 
 

@@ -229,8 +229,6 @@ def test_training_from_a_dict_is_that_of_the_command(lmtrain: Lmtrain, workdir: 
     ):
         with pytest.raises(UsageError, match=message):
             library.train(config=wrong)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"^\[1\] is not a configuration: give a YAML file, a dict of sections"):
-        library.train(config=[1])  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="the list of runs is empty"):
         library.load([])
 
