@@ -12,7 +12,7 @@ from typing import Any
 
 from lmtrain.config.schema import DataConfig
 from lmtrain.data.sample import SampleSplit
-from lmtrain.data.sources import KNOWN, find_source
+from lmtrain.data.sources import find_source
 from lmtrain.data.splits import Text, cut_split, read_splits_manifest, write_split
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import MANIFEST, new_folder, read_errors, recover, sha256_bytes
@@ -55,8 +55,6 @@ def make_corpus(data: DataConfig) -> Corpus:
     Raises LmtrainError if anything is wrong with the source, the network or the disk.
     """
     recover(data.dir)
-    if data.source in KNOWN and Path(data.source).exists():
-        log.info(f"data.source={data.source} is the known corpus of that name; for the path write ./{data.source}")
     source = find_source(data)
     folder = data.dir / source.folder
     corpus: Corpus | None = existing(folder, open_corpus, {"origin": source.origin})

@@ -243,14 +243,6 @@ def test_names_in_another_encoding_can_be_used(load: Importer, texts: Path) -> N
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_path_with_the_name_of_a_known_corpus_is_noted_each_time(load: Importer) -> None:
-    Path("sample").mkdir()
-    for _ in range(2):
-        load("sample", sample_tokens=1_000)
-        assert "data.source=sample is the known corpus of that name; for the path write ./sample" in load.notes
-
-
-@pytest.mark.usefixtures("folder")
 def test_corpus_folders_differ_by_source() -> None:
     for name, text in (("one/text", "0\n"), ("one/train", "0\n"), ("two/text", "1\n"), ("sample", "2\n")):
         Path(name).mkdir(parents=True)
