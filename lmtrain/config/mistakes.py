@@ -69,11 +69,7 @@ def _message(error: ErrorDetails) -> str:
 
 def shown(value: object) -> str:
     """Return a value for a message: not too long, and without the user name and password of an address."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python formats no number of more than 4,300 digits
-        return "a number too long to write"
-    return cleaned(text)
+    return cleaned(repr(value))
 
 
 def cleaned(text: str) -> str:

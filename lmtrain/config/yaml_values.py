@@ -1,4 +1,5 @@
-"""The YAML of configurations: the core schema of YAML 1.2, without aliases, tags and infinity, and with each key once.
+"""The YAML of configurations: the core schema of YAML 1.2, without aliases, tags, infinity and numbers that are not
+decimal, and with each key once.
 
 `0100` is 100 and `1e-3` a number; `1:30`, `1_000`, `2026-11-22` and `yes` are strings. An override is one such value: a
 list in brackets, a string in quotes, and anything else is a scalar, including `#` and `: `.
@@ -14,7 +15,7 @@ from lmtrain.errors import UsageError
 
 _WORDS: dict[str, bool | None] = dict.fromkeys(("", "~", "null", "Null", "NULL"))
 _WORDS |= dict.fromkeys(("true", "True", "TRUE"), True) | dict.fromkeys(("false", "False", "FALSE"), False)
-_NUMBER = re.compile(r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|0o[0-7]+|0x[0-9a-fA-F]+)\Z")
+_NUMBER = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?\Z")
 
 
 class _Loader(yaml.BaseLoader):
@@ -48,7 +49,7 @@ def _scalar(text: str) -> Any:
     if not _NUMBER.match(text):
         return text
     try:
-        return int(text, 0 if text.startswith(("0o", "0x")) else 10)
+        return int(text)
     except ValueError:  # also for more digits than Python reads, which no field needs
         return float(text)
 

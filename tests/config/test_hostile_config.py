@@ -16,7 +16,7 @@ from tests.hostile import ODD_VALUES
 @pytest.mark.parametrize("key", config.flat(Config()))
 def test_odd_values_of_a_field_are_accepted_or_rejected(key: str, tmp_path: Path) -> None:
     section, _, field = key.partition(".")
-    more = [1, 2.0, "1e-3", "true", "null", "a: b", "\u2028\x85\ufeff", ["full", 1], 1e308, -1e308, int("1" * 4000, 16)]
+    more = [1, 2.0, "1e-3", "true", "null", "a: b", "\u2028\x85\ufeff", ["full", 1], 1e308, -1e308]
     path, sentences = tmp_path / "config.yaml", []
     for value in [*ODD_VALUES, *more]:
         try:

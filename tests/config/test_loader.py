@@ -38,9 +38,7 @@ def test_later_sources_win(tmp_path: Path) -> None:
     assert (loaded.model.context, loaded.model.layers, loaded.model.dim) == (16, 2, 32)
 
 
-@pytest.mark.parametrize(
-    "text", ["2026-11-22", "2026-22-11", "12", "1234567", "12345e7", "1.50", "true", "0x10", "1:30"]
-)
+@pytest.mark.parametrize("text", ["2026-11-22", "2026-22-11", "12", "1234567", "12345e7", "1.50", "true", "1:30"])
 def test_a_text_may_look_like_a_number_or_a_date(text: str, tmp_path: Path) -> None:
     """A shell removes quotes, so the command line can't tell text from numbers; a file can."""
     keys = ["data.source", "data.revision", "data.dir", "train.init_from"]
@@ -170,8 +168,8 @@ def test_overrides_are_single_values() -> None:
         assert config.load(None, [], {"LMTRAIN_DATA__REVISION": text}).data.revision == value
 
 
-@pytest.mark.parametrize(("text", "dim"), [("0100", 100), ("010", 10), ("0x40", 64), ("0o100", 64), ("+64", 64)])
-def test_a_leading_zero_does_not_make_a_number_octal_but_a_prefix_does(text: str, dim: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "dim"), [("0100", 100), ("010", 10), ("+64", 64)])
+def test_a_leading_zero_does_not_make_a_number_octal(text: str, dim: int, tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(f"model: {{dim: {text}, heads: 1}}")
     assert config.load(path, [], {}).model.dim == dim
@@ -270,14 +268,13 @@ def test_a_contradiction_is_named(overrides: list[str], message: str) -> None:
         (b"run: {? [a] : 1}", "found unhashable key"),
         (b"run: {seed: " + b"9" * 5000 + b"}", "should be a finite number"),
         (b"train: {lr: " + b"1:" * 200 + b"0.5}", "train.lr='1:1:1.*should be a valid number"),
-        (b"model: {dim: 0x" + b"f" * 5000 + b"}", "model.dim=a number too long to write"),
         (b"train: {steps: 1099511627777}", "train.steps=.*larger than 2\\*\\*40"),
         (b'run: {dir: "a\\0b"}', "run.dir=.*: contains a NUL byte, or a character that this locale"),
         (b'data: {dir: "a\\ud800b"}', "data.dir=.*: contains a NUL byte, or a character that this locale"),
         (b"".join(b"k%d: 1\n" % number for number in range(5_000)), "and 4995 more$"),
         (b"#" * (config.MAX_FILE_BYTES + 1), "larger than 256 KiB"),
     ],
-    ids=range(18),
+    ids=range(17),
 )
 def test_a_bad_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "bad.yaml"
