@@ -213,8 +213,6 @@ class Tokenizer:
         word: words joined by spaces, `<eos>` as line end. bpe and byte: the inverse of `encode`; the end-of-text token
         is empty. file: what its own decoder makes of each line; other special tokens are text.
         """
-        if any(not 0 <= index < self.vocab_size for index in ids):
-            raise ValueError(f"a token id outside 0..{self.vocab_size - 1}")
         before = [self.eos_id, *ids]
         return b"".join(map(self.token_bytes, before, ids)).decode("utf-8", errors="replace")
 

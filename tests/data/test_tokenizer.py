@@ -125,13 +125,6 @@ def test_lone_surrogates_are_rejected(kind: Kind) -> None:
         TRAINED[kind].encode("ab\ud800")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_decode_rejects_ids_outside_the_vocabulary(kind: Kind) -> None:
-    for index in (-1, TRAINED[kind].vocab_size):
-        with pytest.raises(ValueError, match="outside"):
-            TRAINED[kind].decode([index])
-
-
 @given(st.lists(st.sampled_from(["the", "cat", "<eos>", " ", "  ", "\t", "\x1c", "'s", "7", "é", "\r"])).map("".join))
 def test_cut_lines_encode_like_whole_ones(line: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
