@@ -98,10 +98,6 @@ def meant(key: str) -> list[str]:
         return same
     if name in _BY_ALIAS:
         return [_BY_ALIAS[name]]
-    sections = {part: part for part in SECTIONS} if not section else {}
-    nearby = {field: f"{section}.{field}" for field in SECTIONS.get(section, {})}
-    anywhere = {field: f"{part}.{field}" for part, fields in SECTIONS.items() for field in fields}
-    for names, cutoff in (sections, 0.75), (nearby, 0.65), (anywhere, 0.75):
-        if near := difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff):
-            return [names[near[0]]]
-    return []
+    names = {field: f"{part}.{field}" for part in (*SECTIONS, section) for field in SECTIONS.get(part, {})}
+    names |= {} if section else {part: part for part in SECTIONS}
+    return [names[near] for near in difflib.get_close_matches(name, names, n=1, cutoff=0.7)]
