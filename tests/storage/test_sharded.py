@@ -153,14 +153,3 @@ def test_missing_doubled_and_foreign_rows_are_rejected(
     sign(folder / SECOND)
     with pytest.raises(LmtrainError, match=r"rows of 'w8' are missing or stored twice"):
         checkpoint.load(folder)
-
-
-def test_a_process_that_does_not_see_the_files_of_the_others_is_an_error(tmp_path: Path) -> None:
-    class Elsewhere(ProcessGroup):
-        def all_gather_json(self, value: Any) -> list[Any]:
-            return [value, {SECOND: "0" * 64}]
-
-    rows = {"w[0:1/2]": torch.zeros(1)}
-    with pytest.raises(LmtrainError, match=r"run\.dir must be a shared folder"):
-        checkpoint.save(tmp_path, 1, {"model": rows}, {"score": None}, Elsewhere(0, 2))
-    assert list((tmp_path / "checkpoints").iterdir()) == []
