@@ -51,7 +51,6 @@ def trained_weights(run_dir: Path, which: str | None, weights: str) -> TrainedWe
     tokenizer = Tokenizer.load(run_dir / run_folder.TOKENIZER)
     loaded = run_checkpoints.load_chosen(run_dir, which)
     folder = loaded.folder
-    checkpoint.check_model(loaded, config.model)
     if weights == "ema" and "ema" not in loaded.tensors:
         raise LmtrainError(f"{folder} has no EMA weights: use --weights raw, or train with train.ema")
     if loaded.info.get("tokenizer") != tokenizer.sha256:

@@ -8,10 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from lmtrain.config.schema import ModelConfig
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import new_folder, read_manifest, sha256_bytes, verify, write_errors
-from lmtrain.storage.run_folder import CONFIG, step_folder, step_of
+from lmtrain.storage.run_folder import step_folder, step_of
 from lmtrain.storage.tensor_files import LazyTensor, open_files, serialize
 from lmtrain.system import disk
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
@@ -115,22 +114,6 @@ def load(folder: Path, *, only_weights: bool = False, verify_hashes: bool = True
         for group, names in files.items()
     }
     return Checkpoint(folder, tensors, manifest)
-
-
-def check_model(loaded: Checkpoint, model: ModelConfig) -> None:
-    """Raise LmtrainError unless the checkpoint was trained with the fields of `model`.
-
-    If the manifest lacks a field, the field had its default. Older manifests without any of them are accepted.
-    """
-    stored, default = loaded.info.get("model", {}), ModelConfig().model_dump(mode="json")
-    if not isinstance(stored, dict):
-        raise LmtrainError(f"{loaded.folder} is damaged: the model in its manifest is not a mapping")
-    for name, value in model.model_dump(mode="json").items() if stored else ():
-        if stored.get(name, default[name]) != value:
-            raise LmtrainError(
-                f"{loaded.folder.parent.parent / CONFIG} has model.{name}={value}, but {loaded.folder} was trained "
-                f"with {str(stored.get(name, default[name]))[:99]}: restore that value"
-            )
 
 
 def check_shapes(tensors: Mapping[str, Tensor | LazyTensor], expected: Mapping[str, Tensor]) -> None:

@@ -11,7 +11,7 @@ from lmtrain.config.schema import BUDGET_FIELDS, CHANGEABLE_FIELDS, Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import run_checkpoints, run_folder
-from lmtrain.storage.checkpoint import Checkpoint, check_model
+from lmtrain.storage.checkpoint import Checkpoint
 from lmtrain.storage.checkpoint import load as load_checkpoint
 from lmtrain.system.messages import log
 from lmtrain.system.process_group import ProcessGroup
@@ -123,7 +123,6 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, last: Check
             f"give the old values, or train another run with run.name={run_dir.name}-2"
             f"{f'; train.init_from={run_dir} starts it from the weights of this one' if is_budget else ''}"
         )
-    check_model(last, config.model)
     for what, then, now in (
         ("tokenizer", info.tokenizer, store.tokenizer.sha256),
         ("corpus", info.store, store.sha256),

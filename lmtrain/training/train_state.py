@@ -190,7 +190,6 @@ def snapshot(
         **dataclasses.asdict(info),
         "score": score,
         "machine": machine(state.device),
-        "model": state.config.model.model_dump(mode="json"),
     }
 
 
