@@ -26,7 +26,7 @@ import tokenizers
 from tokenizers import pre_tokenizers, trainers
 
 from lmtrain.config.schema import TokenizerConfig
-from lmtrain.data import external_tokenizer, tokenizer_file
+from lmtrain.data import tokenizer_file
 from lmtrain.data.local import check_unicode
 from lmtrain.data.tokenizer_file import EOS, UNK, Description, Json, Kind
 from lmtrain.errors import LmtrainError
@@ -145,7 +145,7 @@ class Tokenizer:
             backend, document = tokenizer_file.parse(content)
             description = Description.read(document)
             if description is None:
-                description = external_tokenizer.describe(backend, document, eos_token)
+                description = Description.of_external(backend.get_vocab(), document, eos_token)
                 content = description.added_to(document)
             elif eos_token not in (None, description.eos):
                 raise ValueError(

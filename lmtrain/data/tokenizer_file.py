@@ -5,7 +5,7 @@ stand for unknown parts of it. The tokenizers library reads such a file and igno
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -24,6 +24,18 @@ Json = dict[str, Any]
 UNK, EOS = "<unk>", "<eos>"
 MAX_BYTES = 64 << 20
 FIELD = "lmtrain"
+END_OF_TEXT = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    "</s>",
+    "<eos>",
+    "<|eos|>",
+    "<EOS>",
+    "[EOS]",
+    "[SEP]",
+)
+"""Names of the end-of-text token in published vocabularies."""
 
 _SPACE = r"\t-\r\x1c-\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
 _LITERAL_EOS = f"(?<![^{_SPACE}]){EOS}(?![^{_SPACE}])"
@@ -40,6 +52,23 @@ class Description(BaseModel, strict=True):
     def of_kind(cls, kind: Kind) -> Self:
         """Return the description of a tokenizer of this kind, which lmtrain trains."""
         return cls(kind=kind, eos=EOS, unk=UNK if kind == "word" else None)
+
+    @classmethod
+    def of_external(cls, vocabulary: Mapping[str, int], document: Json, eos_token: str | None) -> Self:
+        """Return the description of a document that lmtrain did not write; its end-of-text token is `eos_token`, or if
+        None one with a common name.
+
+        Raises ValueError if it has no such token; the message continues "tokenizer PATH ...".
+        """
+        unk = _unknown(document)
+        eos = eos_token or next((name for name in END_OF_TEXT if name in vocabulary), None)
+        if eos is None:
+            raise ValueError(
+                "has no common end-of-text token: set tokenizer.eos_token to the token that ends each document"
+            )
+        if eos not in vocabulary:
+            raise ValueError(f"has no token {eos!r}: set tokenizer.eos_token to one that it has")
+        return cls(kind="file", eos=eos, unk=unk if unk in vocabulary and unk != eos else None)
 
     @classmethod
     def read(cls, document: Json) -> Self | None:
@@ -113,6 +142,15 @@ def backend_errors(message: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise ValueError(message + " ".join(str(error).split())[:200]) from None
+
+
+def _unknown(document: Json) -> str | None:
+    """The token that the model itself puts in place of what it does not know."""
+    model = document["model"]
+    if isinstance(model.get("vocab"), list):  # Unigram
+        index = model.get("unk_id")
+        return None if index is None else str(model["vocab"][index][0])
+    return model.get("unk_token")
 
 
 def _earlier_kind(document: Json) -> Kind | None:
