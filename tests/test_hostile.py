@@ -29,7 +29,6 @@ from lmtrain.data.tokens import open_store
 from lmtrain.errors import LmtrainError
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
-from lmtrain.generation.prompts import read_prompts
 from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.files import MANIFEST
 from lmtrain.training.train_state import new_state, restore
@@ -73,15 +72,6 @@ def use_text(path: Path) -> None:
     assert counts["bytes"] == (path.parent / "train.txt").stat().st_size
 
 
-def use_prompts(path: Path) -> None:
-    every_byte = Tokenizer.train([], TokenizerConfig(kind="byte"))
-    found = list(read_prompts(path))
-    assert found
-    for prompt in found:
-        assert every_byte.decode(every_byte.encode(prompt.prompt)) == prompt.prompt
-        assert json.dumps(prompt.id, ensure_ascii=False).encode()
-
-
 def use_tokenizer(path: Path) -> None:
     Tokenizer.load(path).save(path)
     loaded = Tokenizer.load(path)
@@ -90,20 +80,14 @@ def use_tokenizer(path: Path) -> None:
     assert loaded.decode(ids) or loaded.kind == "file"
 
 
-def json_lines(key: str) -> bytes:
-    return "".join(json.dumps({key: line, "id": number}) + "\n" for number, line in enumerate(LINES)).encode()
-
-
 FILES: dict[str, tuple[Callable[[Path], None], list[bytes]]] = {
     "config.yaml": (use_config, [loader.dump(loader.load(None, SMALL, {})).encode(), b"model: {dim: 8, heads: 1}\n"]),
     "own.tokens": (use_text, [TEXT, b"\xef\xbb\xbf" + TEXT, TEXT.replace(b"\n", b"\r\n")]),
-    "own.jsonl": (use_text, [json_lines("text")]),
+    "own.jsonl": (use_text, ["".join(json.dumps({"text": line}) + "\n" for line in LINES).encode()]),
     "own.parquet": (
         use_text,
         [parquet(LINES, compression="none", use_dictionary=False), parquet(LINES, compression="zstd")],
     ),
-    "prompts.txt": (use_prompts, [TEXT, b"\xef\xbb\xbfone\r\ntwo\r\n"]),
-    "prompts.jsonl": (use_prompts, [json_lines("prompt")]),
     "tokenizer.json": (use_tokenizer, [Tokenizer.train(LINES, config)._content for config in CONFIGS.values()]),
     **{f"{name}.json": (use_tokenizer, [published(name).encode()]) for name in SHAPES},
 }

@@ -96,7 +96,7 @@ def generate(
         Path | None,
         _option(
             OUTPUT,
-            'Many prompts: one per line, or JSON lines {"prompt": "text"} in a .jsonl file (-: standard input).',
+            "Many prompts: one per line, or the column `prompt` of a .jsonl or .csv file (-: standard input).",
             metavar="FILE",
         ),
     ] = None,
@@ -123,12 +123,11 @@ def generate(
         raise UsageError(f"{searches[0]} can't be combined with {', '.join(others)}: leave out one or the other")
     if prompt is not None and prompts is not None:
         raise UsageError("give a prompt or --prompts, not both")
-    asks = prompt is None and prompts is None and sys.stdin.isatty()
 
     from pydantic import ValidationError
 
     from lmtrain.api.run import load
-    from lmtrain.cli.prompting import complete_prompt, complete_prompts, interactive
+    from lmtrain.cli.prompting import complete_prompts, typed_prompts
     from lmtrain.generation.options import Options
     from lmtrain.generation.prompts import read_all, read_prompts
 
@@ -162,10 +161,10 @@ def generate(
         log.info(f"{trained.folder}, step {trained.step:,}, seed {seed}: --seed {seed} repeats this output")
     if prompts is not None:
         complete_prompts(trained, options, read_prompts(prompts), batch_size, as_json)
-    elif asks:
-        interactive(trained, options, as_json)
+    elif prompt is None and sys.stdin.isatty():
+        complete_prompts(trained, options, typed_prompts(), 1, as_json)
     else:
-        complete_prompt(trained, options, read_all(sys.stdin.buffer) if prompt is None else prompt, as_json)
+        complete_prompts(trained, options, iter([read_all() if prompt is None else prompt]), 1, as_json)
 
 
 def _sampling_options(context: typer.Context) -> list[str]:

@@ -1,52 +1,46 @@
-"""What `lmtrain generate` does with its options: complete one prompt, many prompts, or those typed on a terminal."""
+"""What `lmtrain generate` does with its options: complete prompts, which may be typed on a terminal."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
-from itertools import count, islice
+from itertools import islice
 from textwrap import shorten
 
 from lmtrain.api.run import Run
 from lmtrain.errors import LmtrainError
 from lmtrain.generation.options import Options
-from lmtrain.generation.prompts import Prompt
 from lmtrain.generation.spacing import in_corpus_spacing
 from lmtrain.generation.text import TextStreamer, shown_prompt, unknown_words
 from lmtrain.system.machine import explain_out_of_memory
 from lmtrain.system.messages import for_terminal, log, to_json
 
-REMEDY = "lower --batch-size, --samples, --beams or --max-tokens"
 MAX_SHOWN = 200
 """Characters of a list of unknown words that are shown, at most."""
 
 
-def complete_prompt(trained: Run, options: Options, prompt: str, as_json_lines: bool, number: int = 0) -> None:
-    """Print the texts for a prompt, which is the `number`-th, from 0; on a terminal, stream a single text."""
-    is_single = options.beams == 1 and options.samples == 1  # its tokens are final when they are generated
-    with explain_out_of_memory(REMEDY):
-        if sys.stdout.isatty() and is_single and not as_json_lines:
-            _stream(trained, options, prompt, number)
-        else:
-            _complete(trained, options, [Prompt(prompt=prompt, id=number + 1)], number, as_json_lines)
-
-
 def complete_prompts(
-    trained: Run, options: Options, prompts: Iterator[Prompt], batch_size: int, as_json_lines: bool
+    trained: Run, options: Options, prompts: Iterator[str], batch_size: int, as_json_lines: bool
 ) -> None:
-    """Read many prompts, `batch_size` at a time, and print the texts for them."""
+    """Read prompts, `batch_size` at a time, and print the texts for them; on a terminal, stream a single text."""
+    is_single = options.beams == 1 and options.samples == 1  # its tokens are final when they are generated
+    streams = sys.stdout.isatty() and is_single and not as_json_lines
     first = 0
     while batch := list(islice(prompts, batch_size)):
-        with explain_out_of_memory(REMEDY):
-            _complete(trained, options, batch, first, as_json_lines)
+        _warn(trained, batch)
+        with explain_out_of_memory("lower --batch-size, --samples, --beams or --max-tokens"):
+            if streams and len(batch) == 1:
+                _stream(trained, options, batch[0], first)
+            else:
+                _complete(trained, options, batch, first, as_json_lines)
         first += len(batch)
 
 
-def interactive(trained: Run, options: Options, as_json_lines: bool) -> None:
-    """Ask for prompts on the terminal until Ctrl-D, and print a text for each."""
+def typed_prompts() -> Iterator[str]:
+    """Ask for prompts on the terminal, one after another, until Ctrl-D."""
     with suppress(ImportError):
         import readline  # noqa: F401 -- adds line editing and history to `input`
-    log.info(f"{trained.folder}, step {trained.step:,}. Type a prompt and press Enter. Ctrl-D quits.")
-    for number in count():
+    log.info("Type a prompt and press Enter. Ctrl-D quits.")
+    while True:
         try:
             with redirect_stdout(sys.stdout if sys.stdout.isatty() else sys.stderr):  # where `input` writes its prompt
                 prompt = input("prompt> ")
@@ -55,12 +49,11 @@ def interactive(trained: Run, options: Options, as_json_lines: bool) -> None:
             return
         except UnicodeDecodeError:
             raise LmtrainError("that prompt is not UTF-8 text: set the terminal to UTF-8") from None
-        complete_prompt(trained, options, prompt, as_json_lines, number)
+        yield prompt
 
 
 def _stream(trained: Run, options: Options, prompt: str, number: int) -> None:
-    """Write the prompt and its text to standard output, each word as it is generated."""
-    _warn(trained, [prompt])
+    """Write the `number`-th prompt, from 0, and its text to standard output, each word as it is generated."""
     streamer = TextStreamer(trained.tokenizer, prompt, options)
     _write(shown_prompt(trained.tokenizer, prompt))
     (completed,) = trained.complete(
@@ -70,16 +63,12 @@ def _stream(trained: Run, options: Options, prompt: str, number: int) -> None:
     _write(streamer.close() + ("" if is_ended else "\n"))
 
 
-def _complete(trained: Run, options: Options, prompts: list[Prompt], first: int, as_json_lines: bool) -> None:
+def _complete(trained: Run, options: Options, prompts: list[str], first: int, as_json_lines: bool) -> None:
     """Complete and print a batch of prompts; the first has the number `first`."""
-    texts = [prompt.prompt for prompt in prompts]
-    _warn(trained, texts)
-    completed = trained.complete(texts, options, first=first)
-    for prompt, result in zip(prompts, completed, strict=True):
+    for result in trained.complete(prompts, options, first=first):
         if as_json_lines:
             values = {
-                "id": prompt.id,
-                "prompt": prompt.prompt,
+                "prompt": result.prompt,
                 "completions": [vars(completion) for completion in result.completions],
                 "timings": {"tokens_per_second": result.tokens_per_second},
                 "seed": options.seed if options.temperature else None,

@@ -63,7 +63,7 @@ def read_lines(paths: Sequence[Path], text_column: str) -> Iterator[tuple[str, b
         if kind(path) in READERS:
             yield from row_lines(READERS[kind(path)](path, text_column))
         else:
-            for number, text in enumerate(_file_lines(path)):
+            for number, text in enumerate(file_lines(path)):
                 yield text, len(paths) > 1 and number == 0
 
 
@@ -110,7 +110,8 @@ def _check_column(place: str, text_column: str, columns: Collection[str]) -> Non
     if text_column not in columns:
         names = ", ".join(map(repr, columns))[:300] or "none"
         raise LmtrainError(
-            f"{place} has no column {text_column!r}: name one of its columns ({names}) with data.text_column=NAME"
+            f"{place} has no column {text_column!r}: name one of its columns ({names}) with data.text_column=NAME, or "
+            "rename it"
         )
 
 
@@ -125,11 +126,12 @@ def _open(path: Path) -> IO[bytes]:
     return BufferedReader(stream, 1 << 20)
 
 
-def _file_lines(path: Path) -> Iterator[str]:
+def file_lines(path: Path, file: IO[bytes] | None = None) -> Iterator[str]:
+    """Yield the lines of plain text in `path`, or in an open `file`, which messages call `path`."""
     number = 0
     try:
-        with TextIOWrapper(_open(path), encoding="utf-8-sig") as file:
-            while line := file.readline(MAX_LINE_LENGTH + 1):
+        with TextIOWrapper(file or _open(path), encoding="utf-8-sig") as lines:
+            while line := lines.readline(MAX_LINE_LENGTH + 1):
                 if len(line) > MAX_LINE_LENGTH:
                     raise LmtrainError(
                         f"{path} has a line of over {MAX_LINE_LENGTH >> 20} MiB{_after(number)}: break it up"
@@ -156,7 +158,7 @@ def _after(number: int) -> str:
 
 def _json_rows(path: Path, text_column: str) -> Iterator[str]:
     """The texts of JSON lines, or of one array of objects, which is held in memory."""
-    lines = _file_lines(path)
+    lines = file_lines(path)
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -180,7 +182,7 @@ def _csv_rows(path: Path, text_column: str) -> Iterator[str]:
     """The texts of a table with a header row; quoted fields may have line ends in them."""
     csv.field_size_limit(MAX_LINE_LENGTH)
     delimiter = "\t" if kind(path) == ".tsv" else ","
-    reader = csv.reader((f"{line}\n" for line in _file_lines(path)), delimiter=delimiter, strict=True)
+    reader = csv.reader((f"{line}\n" for line in file_lines(path)), delimiter=delimiter, strict=True)
     try:
         rows = filter(None, reader)  # an empty line is no row
         header = next(rows, [])

@@ -20,7 +20,7 @@ EXACT = ["--precision", "fp32"]
 def test_a_prompt_gets_one_text_with_its_figures(lmtrain: Lmtrain, workdir: Path) -> None:
     result = lmtrain("generate", "The river", "-n", "5", "--greedy", "--json").json
     (completion,) = result["completions"]
-    assert (result["id"], result["prompt"], result["run"], result["weights"]) == (1, "The river", "runs/sample", "ema")
+    assert (result["prompt"], result["run"], result["weights"]) == ("The river", "runs/sample", "ema")
     assert len(completion["ids"]) == len(completion["tokens"]) == 5
     assert completion["score"] == completion["log_prob"] == pytest.approx(sum(completion["token_log_probs"]))
     assert completion["reason"] == "length"
@@ -85,10 +85,10 @@ def test_a_printed_seed_repeats_the_text_and_explicit_options_are_the_defaults(l
 def test_prompts_are_read_from_json_lines_and_standard_input(
     lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = b'{"prompt": "The river", "id": "a"}\n{"prompt": "A xyzzy"}\n{"prompt": "' + b"the " * 20 + b'"}\n'
-    (workdir / "many.jsonl").write_bytes(lines)
+    prompts = ["The river", "A xyzzy", "the " * 20]
+    (workdir / "many.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
     done = lmtrain("generate", "--prompts", "many.jsonl", "-n", "2", "--json")
-    assert [json.loads(line)["id"] for line in done.out.splitlines()] == ["a", 2, 3]
+    assert [json.loads(line)["prompt"] for line in done.out.splitlines()] == prompts
     assert "not in the vocabulary: xyzzy\n" in done.err
     assert "a prompt has 20 tokens and the context 16" in done.err
     give_input(monkeypatch, b"The river\nA river\n")
@@ -116,10 +116,10 @@ def test_results_come_before_the_next_prompts_are_read(workdir: Path, monkeypatc
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        for number in (1, 2):
-            process.stdin.write(b"The river\n")
+        for prompt in ("The river", "the river"):
+            process.stdin.write(f"{prompt}\n".encode())
             process.stdin.flush()
-            assert json.loads(process.stdout.readline())["id"] == number
+            assert json.loads(process.stdout.readline())["prompt"] == prompt
         process.stdout.close()
         process.stdin.write(b"The river\n" * 3)
         process.stdin.close()
@@ -172,7 +172,7 @@ def test_the_compiler_is_not_loaded(workdir: Path) -> None:
 def test_every_option_of_a_completion_arrives(lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No field has its default then, so that none can be forgotten between the command and the library."""
     seen: list[Options] = []
-    monkeypatch.setattr("lmtrain.cli.prompting.complete_prompt", lambda _run, options, *_rest: seen.append(options))
+    monkeypatch.setattr("lmtrain.cli.prompting.complete_prompts", lambda _run, options, *_rest: seen.append(options))
     sampling = "--temperature 0.7 --top-k 7 --top-p 0.6 --min-p 0.01 --repetition-penalty 1.5"
     others = "--max-tokens 9 --samples 3 --seed 5 --results 2 --length-penalty 0.5 --stop line"
     stops = "--stop-string x --stop-string y"

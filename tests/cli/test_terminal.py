@@ -11,12 +11,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
-from lmtrain.api.run import Run, load
+from lmtrain.api.run import load
 from lmtrain.cli import prompting
 from lmtrain.generation.options import Options
 from tests.helpers import Lmtrain, default_interrupts, give_input
@@ -119,28 +117,22 @@ def test_a_prompt_asked_twice_gets_another_sample_streamed_or_not(
 ) -> None:
     run, options = load("runs/sample"), Options(max_tokens=9, seed=1, temperature=2.0)
 
-    def text(number: int) -> str:
-        prompting.complete_prompt(run, options, "The river", as_json_lines=False, number=number)
+    def texts() -> str:
+        prompting.complete_prompts(run, options, iter(["The river"] * 2), 1, as_json_lines=False)
         return capfd.readouterr().out
 
-    printed = [text(number) for number in (0, 1)]
-    assert printed[0] != printed[1]
+    printed = texts()
+    first, second = printed.removeprefix("The river").split("The river")
+    assert first != second
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert [text(number) for number in (0, 1)] == printed
+    assert texts() == printed
 
 
-def test_a_conversation_numbers_its_prompts_and_asks_for_them_on_stderr_if_texts_go_to_a_file(
+def test_prompts_are_asked_for_on_stderr_if_texts_go_to_a_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = []
-
-    def complete(_run: object, _options: object, prompt: str, as_json_lines: bool, number: int) -> None:
-        asked.append((prompt, number, as_json_lines))
-
     give_input(monkeypatch, b"a\n\nb\n")
-    monkeypatch.setattr(prompting, "complete_prompt", complete)
-    prompting.interactive(cast(Run, SimpleNamespace(folder="run", step=1)), Options(), as_json_lines=True)
-    assert asked == [("a", 0, True), ("", 1, True), ("b", 2, True)]
+    assert list(prompting.typed_prompts()) == ["a", "", "b"]
     out, err = capsys.readouterr()
     assert out == ""
     assert err.endswith("prompt> " * 4 + "\n")
