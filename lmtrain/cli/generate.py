@@ -58,8 +58,8 @@ def generate(
         int, _option(LENGTH, "Maximum number of tokens to generate.", "--max-tokens", "-n", metavar="N")
     ] = 100,
     stop: Annotated[
-        Literal["none", "line", "sentence", "document"],
-        _option(LENGTH, "End at the end of the line, the sentence or the document."),
+        Literal["none", "line", "sentence"],
+        _option(LENGTH, "End at the end of the line or the sentence."),
     ] = "none",
     stop_string: Annotated[
         list[str] | None, _option(LENGTH, "End before this text. Repeat it for several.", metavar="TEXT")

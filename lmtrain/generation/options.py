@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 from pydantic.dataclasses import dataclass
 
-StopKind = Literal["none", "line", "sentence", "document"]
+StopKind = Literal["none", "line", "sentence"]
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))

@@ -1,4 +1,4 @@
-"""Where a text ends before its full length: at a line, a sentence, a document, or a stop string.
+"""Where a text ends before its full length: at a line, a sentence, `<eos>`, or a stop string.
 
 Only the end of the text is searched, as far back as the longest match reaches, so that a token costs the same after ten
 tokens and after ten thousand. Text is compared in UTF-8: a match, and even a character, may span tokens.
@@ -32,8 +32,7 @@ class Stops:
     sentence: in a word-level text, after the token `.`, `?` or `!` (an abbreviation such as `Mr.` is one token, and
     does not match); otherwise after one of these marks and closing quotes or brackets (`."`), if a space follows, so
     that abbreviations followed by a space match too. A line end also ends a sentence.
-    document: in a word-level text, before the next heading `= Title =`; otherwise at `<eos>`, which is not text. With
-    `line` and `sentence`, a BPE or byte-level text also ends at `<eos>`.
+    Under every rule, a BPE or byte-level text ends at `<eos>`, the end of a document, which is not text.
     A stop string: before the one that is complete first. It is also searched for in the spacing of the corpus, which
     it is put into as a prompt is: `The.` matches the words `The .`, which are printed as `The.`. In
     WikiText's spacing, `-` matches `@-@` from its `@` on.
@@ -50,12 +49,10 @@ class Stops:
             for string in options.stop_strings
             for spelling in {string, in_corpus_spacing(tokenizer, string), join + string}
         ]
-        self._end_tokens = {} if kind == "none" else _end_tokens(tokenizer, kind)
+        self._end_tokens = _end_tokens(tokenizer, kind)
         self._sentence = tokenizer.kind != "word" and kind == "sentence"
-        self._mark = tokenizer.encode("=")[0] if kind == "document" and tokenizer.knows("=") else None
-        lengths = [len(content) for _, content in self._strings]
-        self._reach = max([*lengths, _SENTENCE_REACH if self._sentence else 0])
-        self.cut_patterns = [content for _, content in self._strings] + ([] if self._mark is None else [b"\n= "])
+        self.cut_patterns = [content for _, content in self._strings]
+        self._reach = max([*map(len, self.cut_patterns), _SENTENCE_REACH if self._sentence else 0])
 
     def is_end(self, ids: Sequence[int]) -> bool:
         """Return whether the text `ids`, not empty, has ended."""
@@ -63,9 +60,6 @@ class Stops:
 
     def ending(self, ids: Sequence[int]) -> Ending | None:
         """Return why the text `ids`, not empty, ends with its last token; None if it continues."""
-        is_new_line = len(ids) > 2 and ids[-3] == self._tokenizer.eos_id
-        if is_new_line and ids[-2] == self._mark != ids[-1]:  # a single mark of a heading
-            return Ending("document", sum(len(self._piece(ids, len(ids) - i)) for i in (1, 2)))
         return self._match(ids) or self._end_tokens.get(ids[-1])
 
     def _match(self, ids: Sequence[int]) -> Ending | None:
@@ -86,11 +80,8 @@ class Stops:
 
 def _end_tokens(tokenizer: Tokenizer, kind: StopKind) -> dict[int, Ending]:
     """Return the tokens that end a text by themselves."""
-    word = tokenizer.kind == "word"
-    if kind == "document":
-        return {} if word else {tokenizer.eos_id: Ending("document")}
-    ends = dict.fromkeys(tokenizer.line_end_ids, Ending("line"))
-    if not word:
+    ends = {} if kind == "none" else dict.fromkeys(tokenizer.line_end_ids, Ending("line"))
+    if tokenizer.kind != "word":
         ends[tokenizer.eos_id] = Ending("document")
     elif kind == "sentence":
         marks = (tokenizer.encode(mark)[0] for mark in ".?!")

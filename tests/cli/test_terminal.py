@@ -97,7 +97,7 @@ def test_an_interrupted_text_without_conversation_exits_with_130(workdir: Path) 
 def test_a_terminal_gets_what_is_printed_elsewhere_and_only_a_single_text_is_streamed(
     lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch, options: str, streamed: bool
 ) -> None:
-    arguments = ["generate", "The river, (a", *f"-n 60 --stop document {options}".split(), "--stop-string", "of the"]
+    arguments = ["generate", "The river, (a", *f"-n 60 {options}".split(), "--stop-string", "of the"]
     printed = lmtrain(*arguments).out
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     writes: list[str] = []

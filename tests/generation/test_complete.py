@@ -80,7 +80,6 @@ def test_text_ends_by_its_stop_rule() -> None:
     model = Script(WORDS, "a b\n\n= = Part = =\nb\n= Title = a b a b a b")
     assert said(model, "b", max_tokens=4) == (" a b\n\n", "length")
     assert said(model, "b", stop="line") == (" a b\n", "line")
-    assert said(model, "b", stop="document", max_tokens=40) == (" a b\n\n= = Part = =\nb\n", "document")
     assert said(model, "b", stop_strings=("Part =", "xyz")) == (" a b\n\n= = ", "stop string 'Part ='")
 
 

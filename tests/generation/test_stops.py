@@ -88,8 +88,6 @@ CASES = {
         ("sentence", "a e.g. b . c", "a e.g. b .", "sentence"),
         ("sentence", "d !", "d !", "sentence"),
         ("sentence", "a b\nc .", "a b\n", "line"),
-        ("document", "a\n= Title =\nb", "a\n", "document"),
-        ("document", "a\n= = Part = =\nb", None, None),
         ("none", "a\n= Title =\nb", None, None),
     ],
     "bpe": [
@@ -101,7 +99,6 @@ CASES = {
         ("sentence", "a e.g b\nc", "a e.g b\n", "line"),
         ("sentence", "a b.\nc", "a b.", "sentence"),
         ("sentence", "a b.", None, None),
-        ("document", "a b.\nc", None, None),
     ],
 }
 CASES["byte"] = CASES["bpe"]
@@ -110,7 +107,7 @@ CASES["byte"] = CASES["bpe"]
 @pytest.mark.parametrize(
     ("kind", "stop", "text", "expected", "reason"), [(kind, *case) for kind, cases in CASES.items() for case in cases]
 )
-def test_texts_end_after_lines_and_sentences_and_before_documents(
+def test_texts_end_after_lines_and_sentences(
     kind: str, stop: StopKind, text: str, expected: str | None, reason: str | None
 ) -> None:
     tokenizer = TOKENIZERS[kind]
@@ -126,12 +123,11 @@ def test_texts_end_after_lines_and_sentences_and_before_documents(
 
 
 @pytest.mark.parametrize("kind", ["bpe", "byte"])
-@pytest.mark.parametrize("stop", ["line", "sentence", "document"])
-def test_the_end_of_a_document_ends_all_but_an_endless_text(kind: str, stop: StopKind) -> None:
+@pytest.mark.parametrize("stop", ["none", "line", "sentence"])
+def test_the_end_of_a_document_ends_a_text(kind: str, stop: StopKind) -> None:
     tokenizer = TOKENIZERS[kind]
     ids = [*tokenizer.encode("ab"), tokenizer.eos_id]
     assert first_end(Stops(tokenizer, Options(stop=stop)), ids) == (len(ids), Ending("document"))
-    assert first_end(Stops(tokenizer, Options()), ids) is None
 
 
 def test_what_a_vocabulary_lacks_ends_nothing() -> None:
@@ -139,18 +135,6 @@ def test_what_a_vocabulary_lacks_ends_nothing() -> None:
     stops = Stops(tokenizer, Options(stop="sentence"))
     ends = {token for token in range(tokenizer.vocab_size) if stops.is_end([token])}
     assert ends == {tokenizer.eos_id, tokenizer.encode(".")[0]}
-
-
-def test_where_there_are_no_headings_an_unknown_word_is_not_one() -> None:
-    plain = Tokenizer.train(["a b"], TokenizerConfig(kind="word"))
-    stops = Stops(plain, Options(stop="document"))
-    assert plain.unk_id is not None
-    assert first_end(stops, [plain.eos_id, plain.unk_id, *plain.encode("a b\n")]) is None
-    assert stops.cut_patterns == []
-
-
-def test_a_heading_may_follow_at_once() -> None:
-    assert first_end(Stops(WORD, Options(stop="document")), WORD.encode("\n= Title =\nb")) == (3, Ending("document", 7))
 
 
 def test_a_stop_string_is_cut_off_where_a_sentence_ends_too() -> None:

@@ -41,7 +41,7 @@ def run(tokenizer: Tokenizer, prompt: str, ids: list[int], **options: Any) -> tu
     prompt=st.sampled_from(PROMPTS),
     numbers=st.lists(st.integers(0, 10**6), min_size=1, max_size=30),
     strings=st.lists(st.sampled_from(STRINGS), max_size=2, unique=True),
-    stop=st.sampled_from(["none", "line", "sentence", "document"]),
+    stop=st.sampled_from(["none", "line", "sentence"]),
 )
 def test_streamed_pieces_join_to_the_final_text(
     number: int, prompt: str, numbers: list[int], strings: list[str], stop: StopKind
@@ -77,11 +77,6 @@ def test_a_first_word_follows_one_space_whatever_the_tokenizer(prompt: str, text
     for tokenizer in (LLAMA2, BERT):
         assert "".join(run(tokenizer, prompt, tokenizer.encode("cat"))[0]) == text
         assert shown_prompt(tokenizer, prompt) == prompt
-
-
-def test_a_heading_waits_until_its_level_is_known() -> None:
-    assert run(WORD, "a", WORD.encode("b\n= = Part"), stop="document")[0] == [" b", "", "", "\n==", " Part", ""]
-    assert "".join(run(WORD, "a", WORD.encode("b\n= Title"), stop="document")[0]) == " b\n"
 
 
 def test_prompt_and_text_are_joined_as_one_text() -> None:
