@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from lmtrain.config.schema import ModelConfig
-from lmtrain.export.hugging_face import MODELING, export
+from lmtrain.export.hugging_face import export
 from lmtrain.export.modeling_lmtrain import LmtrainConfig, LmtrainForCausalLM
 from lmtrain.generation.beam import beam_search
 from lmtrain.generation.options import Options
@@ -55,17 +54,6 @@ def padded(lengths: list[int], columns: int, side: str) -> tuple[Tensor, Tensor]
 
 CACHE = fields(CausalLMOutputWithPast)[2].name
 """What this version of transformers calls the cache."""
-FIRST_CODE = Path(__file__).parents[1] / "stored" / "modeling_lmtrain-1.txt"
-"""The code in folders that the first version exported: a copy of its classes."""
-
-
-def test_a_folder_that_the_first_version_exported_loads(tmp_path: Path) -> None:
-    ours, _ = both(tmp_path)
-    (tmp_path / "hf" / f"{MODELING}.py").write_bytes(FIRST_CODE.read_bytes())
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", trust_remote_code=True)
-    assert type(theirs).__module__.startswith("transformers_modules.")
-    with torch.no_grad():
-        torch.testing.assert_close(theirs(words(3, CONTEXT)).logits, ours.predict(words(3, CONTEXT)))
 
 
 @pytest.mark.parametrize("fields", [*VARIANTS, *PLAIN, {"tie_embeddings": False}, {"norm": "scale"}], ids=str)
