@@ -2,15 +2,11 @@
 
 import json
 import math
-from contextlib import suppress
 from pathlib import Path
 
 from lmtrain import __version__
 from lmtrain.config import yaml_values
 from lmtrain.config.schema import Config
-from lmtrain.data.corpus import open_corpus
-from lmtrain.data.tokens import find_store
-from lmtrain.errors import LmtrainError
 from lmtrain.model.trained import TrainedWeights
 from lmtrain.system.messages import escaped
 from lmtrain.training.finished import read_finished
@@ -68,7 +64,6 @@ def model_card(trained: TrainedWeights, folder: str) -> str:
     data = source if config.data.subset is None else f"{source}, {config.data.subset}"
     rows = {
         "data": data,
-        "license of the data": _license(trained) or "unknown",
         "tokenizer": f"{tokenizer.kind}, {tokenizer.vocab_size:,} entries",
         "parameters": f"{sum(math.prod(stored.shape) for stored in trained.tensors.values()):,}",
         "context": f"{config.model.context:,} tokens",
@@ -105,14 +100,3 @@ def _measured(trained: TrainedWeights) -> str:
         return "not measured"
     score = finished.valid
     return f"{score.headline}, with context {score.context} and stride {score.stride}"
-
-
-def _license(trained: TrainedWeights) -> str | None:
-    """Return the license that the run's corpus states; None if it states none, or is not on this machine."""
-    folder = trained.config.data.dir
-    with suppress(LmtrainError):
-        store = find_store(folder, trained.info.get("store"))
-        if store is not None:
-            about = open_corpus(folder / store.manifest["corpus"]).manifest
-            return about.get("license", about.get("licence"))  # the older name
-    return None
