@@ -1,17 +1,13 @@
 """The README.md of an exported model, made from its run."""
 
-import json
 import math
 from pathlib import Path
 
 from lmtrain import __version__
-from lmtrain.config import yaml_values
-from lmtrain.config.schema import Config
 from lmtrain.model.trained import TrainedWeights
 from lmtrain.system.messages import escaped
 from lmtrain.training.finished import read_finished
 
-_NOT_IN_RECIPE: dict[str, set[str] | bool] = {"run": {"name", "dir"}, "data": {"dir"}, "eval": True}
 _CARD = """\
 ---
 library_name: transformers
@@ -45,15 +41,6 @@ print(tokenizer.decode(texts[0], skip_special_tokens=True))
 ```
 
 The logits are log-probabilities. A text ends with `{eos}`{before}.
-
-## Recipe
-
-The fields that differ from lmtrain's defaults, for `lmtrain train -c recipe.yaml`. They name files and runs without
-their folders.
-
-```yaml
-{recipe}
-```
 """
 
 
@@ -77,20 +64,12 @@ def model_card(trained: TrainedWeights, folder: str) -> str:
         rows="\n".join(f"| {name} | {_cell(str(value))} |" for name, value in rows.items()),
         eos=tokenizer.token(tokenizer.eos_id),
         before=", which the tokenizer also puts before it" if tokenizer.kind == "word" else "",
-        recipe=_recipe(config, source),
     )
 
 
 def _cell(text: str) -> str:
     """Return a text for a table of Markdown: on one line, and without HTML."""
     return escaped(text).replace("|", r"\|").replace("<", "&lt;")
-
-
-def _recipe(config: Config, source: str) -> str:
-    """Return the configuration as YAML, without defaults, and with names in place of this machine's paths."""
-    values = config.with_fields(data={"source": source}).model_dump(exclude_defaults=True, exclude=_NOT_IN_RECIPE)
-    plain = json.loads(json.dumps(values, default=lambda path: path.name))
-    return yaml_values.write({name: section for name, section in plain.items() if section}).rstrip()
 
 
 def _measured(trained: TrainedWeights) -> str:
