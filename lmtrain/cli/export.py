@@ -11,7 +11,7 @@ from lmtrain.cli.output import show
 
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run: its folder or name.")],
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to write.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to write, a new one.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="run.dir=FOLDER", help="The folder in which runs are found by name.")
     ] = None,

@@ -1,7 +1,6 @@
 """A run's checkpoint as a folder that Hugging Face's transformers loads, by the classes of `modeling_lmtrain.py`."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.errors import LmtrainError
 from lmtrain.export.model_card import model_card
 from lmtrain.model.trained import TrainedWeights, trained_weights
-from lmtrain.storage.files import new_folder, read_errors
+from lmtrain.storage.files import new_folder
 from lmtrain.storage.run_folder import TOKENIZER
 from lmtrain.storage.tensor_files import serialize
 from lmtrain.system import disk
@@ -22,12 +21,10 @@ MODELING = "modeling_lmtrain"
 def export(run_dir: Path, folder: Path, which: str | None, weights: str) -> TrainedWeights:
     """Write the checkpoint that `trained_weights` finds to `folder`, and return it.
 
-    Raises LmtrainError as `trained_weights` does, for a windowed model, and if `folder` is not empty.
+    Raises LmtrainError as `trained_weights` does, for a windowed model, and if `folder` exists.
     """
-    folder = Path(os.path.realpath(folder))  # a link is followed, not replaced
-    with read_errors(folder):
-        if folder.exists() and any(folder.iterdir()):
-            raise LmtrainError(f"{folder} is not empty: remove it, or name another folder")
+    if folder.exists():
+        raise LmtrainError(f"{folder} exists: remove it, or name another folder")
     trained = trained_weights(run_dir, which, weights)
     if trained.config.model.mode != "causal":
         raise LmtrainError(

@@ -121,28 +121,16 @@ def test_a_card_is_not_changed_by_what_a_run_says(tmp_path: Path) -> None:
     assert card.count("\n## Use\n") == 1
 
 
-def test_only_an_empty_folder_is_written_to(lmtrain: Lmtrain, tmp_path: Path) -> None:
+def test_only_a_new_folder_is_written_to(lmtrain: Lmtrain, tmp_path: Path) -> None:
     run_dir, folder = stored_run(tmp_path / "run"), tmp_path / "hf"
-    folder.mkdir()
     assert lmtrain("export", run_dir, folder).out == f"{folder}: {run_dir} step 7 (raw weights)\n"
     (tmp_path / "file").write_text("mine")
     before = contents(tmp_path)
     for path in (folder, run_dir, tmp_path / "file"):
         done = lmtrain("export", run_dir, path)
         assert (done.code, done.out) == (1, "")
-    assert "hf is not empty: remove it, or name another folder" in lmtrain("export", run_dir, folder).err
+    assert "hf exists: remove it, or name another folder" in lmtrain("export", run_dir, folder).err
     assert contents(tmp_path) == before
-
-
-def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "hf").symlink_to("disk")
-    export(stored_run(tmp_path / "run"), tmp_path / "hf", None, "auto")
-    assert (tmp_path / "hf").is_symlink()
-    (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(LmtrainError, match=r"can't write .*loop"):
-        export(tmp_path / "run", tmp_path / "loop", None, "auto")
-    assert (tmp_path / "disk" / "model.safetensors").is_file()
 
 
 def test_what_cannot_be_exported_is_rejected(lmtrain: Lmtrain, tmp_path: Path) -> None:
