@@ -10,7 +10,6 @@ import functools
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -41,9 +40,7 @@ Row = dict[str, Any]
 
 
 def run_script(main: Callable[[], object]) -> None:
-    """Run a script's `main`. A user error ends it with a message and status 1; Ctrl-C, SIGTERM and SIGUSR1 with 130."""
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.default_int_handler)  # as Ctrl-C
+    """Run a script's `main`. A user error ends it with a message and status 1, Ctrl-C with 130."""
     commit()  # before others are made, while the script runs
     try:
         main()
@@ -56,21 +53,11 @@ def run_script(main: Callable[[], object]) -> None:
 
 
 def run_python(arguments: Sequence[str]) -> str:
-    """Standard output of `python *arguments`, with `RETAINED_HEAP`.
-
-    When interrupted, waits until the process has saved and ended. Raises CalledProcessError when it fails.
-    """
-    command = [sys.executable, *arguments]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | RETAINED_HEAP)
-    try:
-        printed, _ = running.communicate()
-    except KeyboardInterrupt:
-        running.terminate()
-        running.wait()
-        raise
-    if running.returncode:
-        raise subprocess.CalledProcessError(running.returncode, command)
-    return printed
+    """Standard output of `python *arguments`, with `RETAINED_HEAP`. Raises CalledProcessError when it fails."""
+    environment = os.environ | RETAINED_HEAP
+    return subprocess.run(
+        [sys.executable, *arguments], stdout=subprocess.PIPE, text=True, env=environment, check=True
+    ).stdout
 
 
 def lmtrain(*arguments: str | Path) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,7 +82,6 @@ def test_a_commit_with_changes_is_marked(results: Path, monkeypatch: pytest.Monk
 def test_a_record_names_the_commit_at_which_the_script_started(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = {"rev-parse": "abc", "status": ""}
     monkeypatch.setattr(record, "_git", lambda command, *_: state[command])
-    monkeypatch.setattr(signal, "signal", lambda number, handler: None)  # those of the tests stay
 
     def main() -> None:
         state.update({"rev-parse": "def", "status": " M lmtrain/errors.py"})
