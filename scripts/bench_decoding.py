@@ -9,7 +9,7 @@ python scripts/bench_decoding.py SIDE        # as JSON; prints tokens per second
 """
 
 import argparse
-import importlib.util
+import importlib
 import itertools
 import json
 import sys
@@ -28,8 +28,6 @@ CASES = tuple(itertools.product((1, 16), (1, 4)))
 
 def decoding(arguments: argparse.Namespace, folder: Path) -> None:
     """Record every precision and case."""
-    if importlib.util.find_spec("transformers") is None:
-        raise SystemExit("this needs transformers: pip install -c constraints.txt -e '.[hf]'")
     device = choose_device("auto")
     options = [f"model.context={PROMPT + NEW + 1}", "eval.stride=null", *on_random_words(arguments, folder)]
     options += [f"run.dir={folder}", "run.name=run"]

@@ -87,13 +87,9 @@ def curve(losses: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def draw(rows: list[Row], picture: Path) -> None:
-    """Draw a line for each program, and a dot for its validation perplexity at the end, if matplotlib is installed."""
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-    except ImportError:
-        print(f"{picture.name} is not drawn: it needs the extra `examples` (matplotlib)", file=sys.stderr)
-        return
+    """Draw a line for each program, and a dot for its validation perplexity at the end."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
