@@ -11,7 +11,7 @@ import typer
 
 from lmtrain import __version__
 from lmtrain.cli import data, evaluate, export, generate, train
-from lmtrain.cli.options import Command, require_single_process
+from lmtrain.cli.options import Command
 from lmtrain.errors import AlreadyReported, LmtrainError, UsageError
 from lmtrain.system import launcher
 from lmtrain.system.allocator import retain_heap
@@ -55,8 +55,6 @@ def _options(
     ] = False,
 ) -> None:
     """Train language models from end to end: download, tokenize, train, eval, generate, export."""
-    if context.invoked_subcommand not in (None, "train"):
-        require_single_process(context.invoked_subcommand)
     if context.invoked_subcommand in ("train", "eval", "generate"):  # those that compute, before they import torch
         retain_heap()
 

@@ -8,7 +8,6 @@ import typer
 from typer.core import TyperCommand
 
 from lmtrain.errors import UsageError
-from lmtrain.system import launcher
 from lmtrain.system.messages import log_level
 
 Overrides = Annotated[
@@ -120,9 +119,3 @@ def run_folders(command: str, runs: list[Path] | None, config: Path | None, over
         return [find_run(run, settings.dir) for run in runs]
     name = settings.name or (default_name(config) if config is not None else None)
     return [find_run(None if name is None else settings.dir / name, settings.dir)]
-
-
-def require_single_process(command: str) -> None:
-    """Raise UsageError if torchrun started several processes: only `train` can use them."""
-    if launcher.is_distributed():
-        raise UsageError(f"{command} runs in one process: start it without torchrun, which has started several")

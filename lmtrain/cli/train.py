@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain.cli.options import ConfigFile, Json, Overrides, Quiet, Source, arguments, require_single_process
+from lmtrain.cli.options import ConfigFile, Json, Overrides, Quiet, Source, arguments
 from lmtrain.cli.output import show
 from lmtrain.errors import UsageError
 from lmtrain.system import launcher
@@ -49,10 +49,6 @@ def train(
     """
     if fields + dry_run + profile > 1:
         raise UsageError("give only one of --fields, --dry-run and --profile")
-    if profile:
-        require_single_process("train --profile")
-    if (fields or dry_run) and not launcher.is_main_process():
-        return
     if fields:
         if as_json or config or resume:
             raise UsageError("--fields prints the defaults as text: leave --json, --config and --resume out")

@@ -1,6 +1,5 @@
-"""The command line in several processes: what is for one process only, and errors that are reported once."""
+"""The command line in several processes: errors are reported once."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -23,10 +22,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("size", "arguments", "status", "message"),
     [
-        *(
-            (2, arguments, 2, f"{name} runs in one process: start it without torchrun, which has started several")
-            for name, arguments in (("eval", ["eval"]), ("train --profile", ["train", "--profile", *TINY]))
-        ),
         (2, ["train", *TINY, "train.ler=1"], 2, "did you mean train.lr (Peak learning rate)?"),
         (4, ["train", *TINY, "train.batch_size=6"], 1, "train.batch_size=6 can't be divided among 4 processes"),
     ],
@@ -42,7 +37,7 @@ def test_an_error_of_all_processes_is_reported_once(
     message: str,
 ) -> None:
     """And messages, as of the recipe of the last case, only by the main process."""
-    given = [*arguments, f"data.dir={data_dir}"] if arguments[0] == "train" else arguments
+    given = [*arguments, f"data.dir={data_dir}"]
     ranks = commands(size, dict.fromkeys(range(size), given), tmp_path / "log")
     assert ranks.end() == [status] * size
     assert ranks.output(0).count("lmtrain: ") == 1
@@ -59,21 +54,6 @@ def test_an_error_of_one_process_is_reported(tmp_path: Path, monkeypatch: pytest
     assert ranks.end() == ([2, 1] if main_fails else [1])
     assert ranks.output(1).startswith("lmtrain: process 1: configuration here.yaml does not exist")
     assert ranks.output(1).count("\n") == 1
-
-
-def test_a_single_launched_process_may_do_everything(folder: Path, tmp_path: Path) -> None:
-    (folder / "text.txt").write_text("some words\n" * 100)
-    assert commands(1, {0: ["download", "text.txt", "--quiet"]}, tmp_path / "log").end() == [0]
-    assert (folder / "data").is_dir()
-
-
-def test_only_the_main_process_prints_a_dry_run(folder: Path, tmp_path: Path, data_dir: Path, store: object) -> None:
-    arguments = ["train", *TINY, f"data.dir={data_dir}", "--dry-run", "--json", "--quiet"]
-    ranks = commands(2, {0: arguments, 1: arguments}, tmp_path / "log")
-    assert ranks.end() == [0, 0]
-    assert json.loads(ranks.output(0))["steps"] == 12
-    assert ranks.output(1) == ""
-    assert list(folder.iterdir()) == []
 
 
 def test_several_runs_are_trained_one_after_another(tmp_path: Path, data_dir: Path, store: object) -> None:
