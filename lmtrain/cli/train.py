@@ -117,18 +117,10 @@ def _train(plan: "RunPlan", as_json: bool) -> None:
         return
     figures = {"run": str(run_dir), "status": outcome.status, "step": outcome.step, "minutes": outcome.minutes}
     heading = (
-        f"{run_dir}: {outcome.status} at step {outcome.step:,} after {duration(60 * outcome.minutes)}; the best "
+        f"{run_dir}: {outcome.status} at step {outcome.step:,} after {outcome.minutes:,.1f} minutes; the best "
         f"checkpoint, of step {outcome.best_step:,}, on valid (context {score.context}, stride {score.stride}):"
     )
     lines = [f"  {line}" for line in score.lines()]
     show({**figures, "best_step": outcome.best_step, "valid": score.summary()}, "\n".join([heading, *lines]), as_json)
     run, runs = shlex.quote(str(run_dir)), shlex.quote(str(run_dir.parent))
     log.info(f'next: lmtrain generate "Once" --run {run}; tensorboard --logdir {runs}')
-
-
-def duration(seconds: float) -> str:
-    """Format a time in the unit that fits: `650 ms`, `2.5 s`, `55.0 minutes`, `2.4 days`."""
-    for name, unit in (("days", 86400), ("hours", 3600), ("minutes", 60), ("s", 1)):
-        if seconds >= unit:
-            return f"{seconds / unit:,.{1 if seconds < 100 * unit else 0}f} {name}"
-    return f"{float(f'{1000 * seconds:.3g}'):g} ms"

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.train import duration
 from lmtrain.config.loader import flat
 from lmtrain.config.schema import Config
 from lmtrain.evaluation.perplexity import Score
@@ -47,21 +46,6 @@ def test_dry_run_trains_nothing(lmtrain: Lmtrain, workdir: Path) -> None:
     assert re.search(r"^budget: 12 steps \(768 tokens, 0\.\d+ epochs\)$", text, re.M)
     large = lmtrain("train", *TINY, "model.dim=1000000", "--dry-run").out
     assert re.search(r"^model: [\d,.]+ M parameters, 1 block of width 1000000", large, re.M), "it is not made"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.00123, "1.23 ms"),
-        (0.9996, "1000 ms"),
-        (2.5, "2.5 s"),
-        (90, "1.5 minutes"),
-        (7200, "2.0 hours"),
-        (1e7, "116 days"),
-    ],
-)
-def test_durations_are_in_the_unit_that_fits(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 @pytest.mark.parametrize("prefixes", [[], ["model"], ["train.eval_", "eval."]])
