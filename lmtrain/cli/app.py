@@ -4,7 +4,6 @@ that help and shell completion answer at once."""
 import io
 import sys
 import threading
-from contextlib import suppress
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -73,8 +72,7 @@ def main() -> None:
         error.show(shown)
         if hasattr(error, "possibilities"):  # an unknown option
             print(HINT, file=shown)
-        with suppress(OSError):  # such as a closed terminal
-            print(escaped_lines(shown.getvalue()), end="", file=sys.stderr, flush=True)
+        print(escaped_lines(shown.getvalue()), end="", file=sys.stderr)
         raise SystemExit(WRONG_USAGE) from None
     except AlreadyReported:
         raise SystemExit(1) from None

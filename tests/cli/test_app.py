@@ -1,7 +1,6 @@
 """The app as a whole: help, exit codes, options that mean the same everywhere, and names that are not Unicode."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -89,24 +88,3 @@ def test_a_name_that_cannot_be_printed_gets_a_remedy(lmtrain: Lmtrain, workdir: 
     done = lmtrain("export", "sample", "b\udcffd")
     assert (done.code, done.out) == (1, "")
     assert "'\\udcff' can't be written in utf-8: rename the file" in done.err
-
-
-def test_wrong_usage_has_its_exit_code_where_its_message_cannot_be_written() -> None:
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run([sys.executable, "-m", "lmtrain", "train", "--bad"], stderr=full, timeout=60, check=False)
-    assert done.returncode == 2
-
-
-def test_closed_streams_are_the_null_device() -> None:
-    """Otherwise a file that is opened later becomes the standard error of this process."""
-    script = """import os, sys
-from lmtrain.__main__ import _open_closed_streams
-_open_closed_streams()
-assert os.open("/dev/zero", os.O_RDONLY) > 2
-print("out")
-print("error", file=sys.stderr)
-assert sys.stdin.read() == ""
-"""
-    command = ["sh", "-c", 'exec "$0" -c "$1" <&- 2>&-', sys.executable, script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "out\n", "")
