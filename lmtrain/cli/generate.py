@@ -71,10 +71,6 @@ def generate(
     top_p: Annotated[
         float, _option(SAMPLING, "Nucleus sampling: the fewest tokens with total probability P (1: all).", metavar="P")
     ] = 0.95,
-    min_p: Annotated[
-        float,
-        _option(SAMPLING, "Sample from tokens with at least P times the highest probability (0: all).", metavar="P"),
-    ] = 0.0,
     seed: Annotated[
         int | None,
         _option(SAMPLING, "Random seed; the same seed gives the same text. [default: random, printed]", metavar="N"),
@@ -141,7 +137,6 @@ def generate(
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
-            min_p=min_p,
             repetition_penalty=repetition_penalty,
             samples=samples,
             beams=beams,

@@ -18,7 +18,6 @@ class Options:
     2. All log-probabilities are divided by `temperature`.
     3. The `top_k` most likely tokens stay (0: all; Fan et al., 2018).
     4. They are renormalized, and the fewest with the total probability `top_p` stay (Holtzman et al., 2020).
-    5. Tokens with at least `min_p` times the probability of the most likely one stay (Nguyen et al., 2024).
     Ties with the last token that stays also stay. At temperature 0 the most likely token is taken (ties: the
     lowest id).
 
@@ -34,7 +33,6 @@ class Options:
     temperature: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     top_k: NonNegativeInt = 0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     repetition_penalty: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
     samples: PositiveInt = 1
     seed: int = 0
@@ -49,7 +47,7 @@ class Options:
     def _consistent(self) -> Self:
         if 0 < self.temperature < 1e-6:  # some quotients would be infinite
             raise ValueError(f"temperature={self.temperature} must be 0 or at least 1e-6")
-        sampling = ("samples", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        sampling = ("samples", "temperature", "top_k", "top_p", "repetition_penalty")
         if self.beams > 1 and any(getattr(self, name) != getattr(Options, name) for name in sampling):
             raise ValueError("beam search (beams > 1) allows no sampling and no repetition penalty: leave them out")
         if self.samples > 1 and not self.temperature:

@@ -117,8 +117,6 @@ def filtered_probs(scores: Tensor, options: Options) -> Tensor:
     if options.top_p < 1:
         mass = options.top_p * probs.sum(-1, keepdim=True, dtype=torch.float64)
         probs *= _at_least(probs, _nucleus_threshold(probs, mass))
-    if options.min_p:
-        probs *= _at_least(probs, options.min_p * probs.amax(-1, keepdim=True))
     return probs
 
 

@@ -173,14 +173,14 @@ def test_every_option_of_a_completion_arrives(lmtrain: Lmtrain, workdir: Path, m
     """No field has its default then, so that none can be forgotten between the command and the library."""
     seen: list[Options] = []
     monkeypatch.setattr("lmtrain.cli.prompting.complete_prompts", lambda _run, options, *_rest: seen.append(options))
-    sampling = "--temperature 0.7 --top-k 7 --top-p 0.6 --min-p 0.01 --repetition-penalty 1.5"
+    sampling = "--temperature 0.7 --top-k 7 --top-p 0.6 --repetition-penalty 1.5"
     others = "--max-tokens 9 --samples 3 --seed 5 --results 2 --length-penalty 0.5 --stop line"
     stops = "--stop-string x --stop-string y"
     assert lmtrain("generate", "The", *sampling.split(), *others.split(), *stops.split()).code == 0
     assert lmtrain("generate", "The", "--beams", "3").code == 0
     assert lmtrain("generate", "The", "--seed", "0").code == 0
     (options, search, plain), defaults = seen, Options()
-    sampled = Options(temperature=0.7, top_k=7, top_p=0.6, min_p=0.01, repetition_penalty=1.5, samples=3, seed=5)
+    sampled = Options(temperature=0.7, top_k=7, top_p=0.6, repetition_penalty=1.5, samples=3, seed=5)
     ended: dict[str, Any] = {
         "max_tokens": 9,
         "results": 2,

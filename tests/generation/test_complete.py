@@ -160,7 +160,6 @@ WRONG: dict[str, list[Any]] = {
     "temperature": [-0.1, 1e-7, 1e7, math.inf, math.nan, "x"],
     "top_k": [-1],
     "top_p": [-0.1, 0.0, 1.1, "x"],
-    "min_p": [-0.1, 1.1, math.nan],
     "repetition_penalty": [0.0, 1e-7, 1e7, math.inf],
     "length_penalty": [-400.0, 11.0, 400.0, math.nan],
     "samples": [0, 2],
@@ -169,7 +168,7 @@ WRONG: dict[str, list[Any]] = {
     "stop": ["sentance"],
     "stop_strings": ["end", None, ("a", ""), ["a", 3], ("\ud800",)],
 }
-WITH_BEAMS = {"samples": 2, "temperature": 1.0, "top_p": 0.9, "min_p": 0.1, "top_k": 3, "results": 3}
+WITH_BEAMS = {"samples": 2, "temperature": 1.0, "top_p": 0.9, "top_k": 3, "results": 3}
 CONTRADICTIONS: list[dict[str, Any]] = [
     *({name: value} for name, values in WRONG.items() for value in values),
     *({"beams": 2, name: value} for name, value in WITH_BEAMS.items()),

@@ -27,10 +27,9 @@ SETTINGS = {
     "hot": Options(temperature=2.5),
     "top_k": Options(temperature=1.0, top_k=3),
     "top_p": Options(temperature=1.0, top_p=0.85),
-    "min_p": Options(temperature=1.0, min_p=0.15),
     "penalty": Options(temperature=1.0, repetition_penalty=1.5),
     "reward": Options(temperature=1.0, repetition_penalty=0.6),
-    "all": Options(temperature=1.3, top_k=5, top_p=0.93, min_p=0.08, repetition_penalty=1.4),
+    "all": Options(temperature=1.3, top_k=5, top_p=0.93, repetition_penalty=1.4),
 }
 
 
@@ -50,8 +49,7 @@ def exact(scores: Sequence[float], sampling: Options, held: Sequence[int] = ()) 
             if reached >= sampling.top_p:
                 break
         probs = normalized([p if p >= least else 0.0 for p in probs])
-    least = sampling.min_p * max(probs)
-    return normalized([p if p >= least else 0.0 for p in probs])
+    return probs
 
 
 def exact_texts(model: Toy, sampling: Options, length: int) -> dict[Text, float]:
@@ -117,7 +115,6 @@ def test_samples_have_the_exact_probabilities(name: str) -> None:
         ("cold", {"temperature": 0.76}),
         ("top_k", {"top_k": 4}),
         ("top_p", {"top_p": 0.9}),
-        ("min_p", {"min_p": 0.1}),
         ("penalty", {"repetition_penalty": 1.6}),
         ("all", {"temperature": 1.5}),
     ],
@@ -157,7 +154,6 @@ samplings = st.builds(
     temperature=st.sampled_from([1e-6, 0.5, 1.0, 3.0, 1e6]),
     top_k=st.integers(0, 12),
     top_p=st.sampled_from([1e-9, 0.2, 0.55, 0.9, 0.999, 1.0]),
-    min_p=st.sampled_from([0.0, 0.05, 0.4, 1.0]),
 )
 
 
@@ -170,7 +166,7 @@ def test_filters_equal_their_definition_ties_included(
     scores = [level / 2 for level in levels] + [-math.inf] * blocked
     random.shuffle(scores)
     expected = exact(scores, sampling)
-    nearly = replace(sampling, top_p=min(1.0, sampling.top_p * (1 + 1e-5)), min_p=sampling.min_p * (1 - 1e-5))
+    nearly = replace(sampling, top_p=min(1.0, sampling.top_p * (1 + 1e-5)))
     assume(expected == pytest.approx(exact(scores, nearly)))  # a threshold within rounding of a word: either is right
     found = filtered_probs(torch.tensor([scores, scores]), sampling).double()
     torch.testing.assert_close(

@@ -18,7 +18,6 @@ GREEDY, PLAIN = Options(), Options(temperature=1.0)
 NARROW = [
     Options(temperature=1.0, top_k=1),
     Options(temperature=1.0, top_p=1e-9),
-    Options(temperature=1.0, min_p=1.0),
     Options(temperature=1e-6),
     Options(temperature=0.0, top_k=2, top_p=0.5),
 ]
@@ -102,7 +101,7 @@ def test_ties_go_to_the_lowest_id() -> None:
 def test_no_rows_and_a_vocabulary_of_one_token_are_searched() -> None:
     model = Toy(1, 0)
     assert sample(torch.empty(0, 1), History([]), model.step, GREEDY) == []
-    for sampling in [*NARROW, GREEDY, Options(temperature=2.0, top_k=5, top_p=0.5, min_p=0.5, repetition_penalty=3.0)]:
+    for sampling in [*NARROW, GREEDY, Options(temperature=2.0, top_k=5, top_p=0.5, repetition_penalty=3.0)]:
         (found,) = sample(*model.start([(0,)]), model.step, replace(sampling, max_tokens=3), prompts=[(0,)])
         assert found == Hypothesis((0, 0, 0), (0.0, 0.0, 0.0), 0.0)
 
