@@ -115,9 +115,9 @@ class Score:
 
 
 def readable(value: float, decimals: int) -> str:
-    """Format a figure of any size in at most 11 characters: `85.31`, `2,123,238`, `3.4e+12`, `over 1e+300`."""
+    """Format a figure of any size in at most 11 characters: `85.31`, `2,123,238`, `3.4e+12`."""
     if value >= 1e7:
-        return f"{value:.1e}" if math.isfinite(value) else "over 1e+300"
+        return f"{value:.1e}"
     return f"{value:,.0f}" if value >= 1000 else f"{value:.{decimals}f}"
 
 
