@@ -74,12 +74,8 @@ class Score:
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def summary(self) -> dict[str, Any]:
-        """Return the figures and what they are computed from, for JSON: None if a value is not finite or missing.
-
-        `estimated` and `floor` are there only if the counts are estimated or there is a floor.
-        """
+        """Return the figures and what they are computed from, for JSON: None if a value is not finite or missing."""
         values = {"bits_per_byte": None, **self.figures(), **vars(self)}
-        values = {name: value for name, value in values.items() if name not in ("estimated", "floor") or value}
         return {name: value if value is None or math.isfinite(value) else None for name, value in values.items()}
 
     @property
