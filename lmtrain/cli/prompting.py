@@ -4,7 +4,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
 from itertools import islice
-from textwrap import shorten
 
 from lmtrain.api.run import Run
 from lmtrain.errors import LmtrainError
@@ -13,9 +12,6 @@ from lmtrain.generation.spacing import in_corpus_spacing
 from lmtrain.generation.text import TextStreamer, shown_prompt, unknown_words
 from lmtrain.system.machine import explain_out_of_memory
 from lmtrain.system.messages import for_terminal, log, to_json
-
-MAX_SHOWN = 200
-"""Characters of a list of unknown words that are shown, at most."""
 
 
 def complete_prompts(
@@ -90,8 +86,8 @@ def _warn(trained: Run, prompts: list[str]) -> None:
     texts = [in_corpus_spacing(tokenizer, prompt) for prompt in prompts]
     if longest := max((length for text in texts if (length := len(tokenizer.encode(text))) > context), default=0):
         log.warning(f"a prompt has {longest:,} tokens and the context {context:,}: only the last {context:,} are read")
-    if unknown := dict.fromkeys(word[:100] for text in texts for word in unknown_words(tokenizer, text)):
-        log.warning(f"not in the vocabulary: {shorten(', '.join(unknown), MAX_SHOWN, placeholder=' ...')}")
+    if unknown := dict.fromkeys(word for text in texts for word in unknown_words(tokenizer, text)):
+        log.warning(f"not in the vocabulary: {', '.join(unknown)[:200]}")
 
 
 def _write(text: str) -> None:

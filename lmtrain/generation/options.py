@@ -52,12 +52,8 @@ class Options:
             raise ValueError("beam search (beams > 1) allows no sampling and no repetition penalty: leave them out")
         if self.samples > 1 and not self.temperature:
             raise ValueError(f"samples={self.samples} would all be the same text at temperature 0")
-        texts = max(self.beams, self.samples)
-        if self.results is not None and self.results > texts:
-            generated = f"{texts} texts are" if texts > 1 else "only 1 text is"
-            raise ValueError(
-                f"results={self.results}: {generated} generated for each prompt; lower it, or raise samples or beams"
-            )
+        if self.results is not None and self.results > max(self.beams, self.samples):
+            raise ValueError(f"results={self.results} is more than samples or beams: lower it, or raise one of them")
         return self
 
     @property

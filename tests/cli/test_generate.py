@@ -142,7 +142,7 @@ def test_plain_prompts_are_read_like_spaced_out_ones(
     for arguments in ([plain], ["--prompts", "one.txt"], []):
         give_input(monkeypatch, plain.encode())
         assert answer(*arguments) == expected
-    assert f"not in the vocabulary: {'x' * 100}, ...\n" in answer("x" * 300 + ", " + "y" * 300)[1]
+    assert f"not in the vocabulary: {'x' * 200}\n" in answer("x" * 300)[1]
     shown = lmtrain("generate", plain, "-n", "4", "--greedy").out
     assert shown.startswith(plain)
     assert shown == lmtrain("generate", spaced, "-n", "4", "--greedy").out

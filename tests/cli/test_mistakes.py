@@ -41,10 +41,7 @@ WRONG_USAGE = {
     "no temperature": (["eval", "eval.temperature=0"], "temperature=0: should be greater than 0"),
     "the model of a run": (["eval", "model.dim=8"], "(-h) and eval.FIELD=VALUE, data.FIELD=VALUE, run."),
     "a run as an override": (["eval", "runs/sample"], "'runs/sample' is not an override: --text FILE scores a file"),
-    "more results than texts": (
-        ["generate", "x", "--results", "5"],
-        "results=5: only 1 text is generated for each prompt; lower it, or raise samples or beams",
-    ),
+    "more results than texts": (["generate", "x", "--results", "5"], "results=5 is more than samples or beams"),
     "a configuration as a source": (["train", "type.yaml"], "type.yaml is a configuration: write `-c type.yaml`"),
     "a recipe as a source": (["train", "wikitext2-cpu"], "wikitext2-cpu is a configuration: write `-c wikitext2-cpu`"),
     "a long override first": (["download", f"data.source={'x' * 5000}", "a"], "not of the form section.field=value"),
