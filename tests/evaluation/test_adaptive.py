@@ -2,10 +2,8 @@
 
 import copy
 import functools
-import gc
 import json
 import math
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,6 @@ from lmtrain.evaluation.adaptive import (
     dynamic_scorer,
     gradient_rms,
     mixed_with_cache,
-    settings_used,
 )
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.build import build_model
@@ -280,29 +277,6 @@ def test_a_token_is_scored_before_it_is_learned_from(mode: str) -> None:
         assert bool(changed[position + 2 * CONTEXT :].any()) == (mode != "temperature")
 
 
-def test_the_copies_are_freed_with_the_scorer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once, not when Python collects cycles: on a GPU they would fill the memory."""
-    copies: list[weakref.ref[LanguageModel]] = []
-
-    class Watched(Ensemble):
-        def __init__(self, members: list[LanguageModel]) -> None:
-            copies.extend(map(weakref.ref, members))
-            super().__init__(members)
-
-    monkeypatch.setattr(adaptive, "Ensemble", Watched)
-    gc.collect()
-    gc.disable()
-    try:
-        score: Any = dynamic_of(tiny_model(), EvalConfig())
-        tokens = torch.from_numpy(IDS[:CONTEXT]).unsqueeze(0)
-        score(tokens, tokens)
-        assert copies[0]() is not None
-        del score
-        assert copies[0]() is None
-    finally:
-        gc.enable()
-
-
 def test_each_member_of_an_ensemble_learns_by_itself() -> None:
     members = [tiny_model(tied=tied) for tied in (True, False)]
     settings = EvalConfig(temperature=1.3, dynamic_rate=0.2)
@@ -422,10 +396,3 @@ def test_the_rms_of_gradients_is_measured_on_a_part_of_a_long_text(monkeypatch: 
 def test_dynamic_evaluation_needs_the_range_of_gradients() -> None:
     with pytest.raises(UsageError, match=r"--dynamic needs gradients, for which fp16 .*: use fp32 or bf16$"):
         adaptable(tiny_model(), "fp16")
-
-
-def test_only_the_settings_of_the_methods_in_use_are_reported() -> None:
-    cache = {"temperature", "cache_theta", "cache_weight", "cache_window"}
-    assert settings_used(EvalConfig(), dynamic=False, cache=True).keys() == cache
-    dynamic = {"temperature", "dynamic_rate"}
-    assert settings_used(EvalConfig(), dynamic=True, cache=False).keys() == dynamic
