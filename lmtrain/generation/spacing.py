@@ -21,8 +21,6 @@ _OPENING = frozenset({*"([{$#", *"\u00a3\u20ac\u00a5\u20b9", *"\u201c\u2018\u00a
 _ENDINGS = frozenset({*"stmdSTMD", "re", "ve", "ll", "RE", "VE", "LL"})
 """What follows the apostrophe of a contraction, which is joined to the word before."""
 _CONTRACTIONS = frozenset(f"'{ending}" for ending in _ENDINGS) | {"n't", "N'T"}
-_NAME_PREFIXES = frozenset("ODLdl")
-"""The beginnings of O'Brien, D'Andrade and l'Africaine."""
 _MARKS = frozenset({"@-@", "@,@", "@.@"})
 """Words that show that a corpus is in this style."""
 _LONGEST_WORD = 8
@@ -37,7 +35,8 @@ class Detokenizer:
     Whether a space is removed depends on the word before it, the word after it and the open quotation marks in the
     line, so that text can be printed while it is generated. Plain text, whose marks are joined to their words, is
     unchanged. Spaces that the corpus added around dashes and slashes can't be told from others, and stay (`23 – 38`,
-    `and / or`). A `'` after a word that ends in s is read as a possessive unless a quotation is open.
+    `and / or`), as do those in names and headings (`O 'Brien`, `= = Part = =`). A `'` after a word that ends in s is
+    read as a possessive unless a quotation is open.
     """
 
     _space: str
@@ -62,7 +61,6 @@ class Detokenizer:
         self._tight = False  # whether the next word is joined to it
         self._open_double = False
         self._open_single = False
-        self._heading = False
 
     def _add(self, piece: str) -> str:
         if piece == "\n":
@@ -85,11 +83,7 @@ class Detokenizer:
             return self._open_double
         if word == "'":
             return self._open_single or self._before[-1] in "sS"
-        if word[0] == "'" and word[1].isalpha():
-            return self._before in _NAME_PREFIXES
-        if self._before == _APOSTROPHE:
-            return word in _ENDINGS
-        return self._heading and set(word) == {"="} == set(self._before)
+        return self._before == _APOSTROPHE and word in _ENDINGS
 
     def _remember(self, word: str) -> None:
         """Update the state that the next word's spacing depends on."""
@@ -97,13 +91,9 @@ class Detokenizer:
         if word == "'":
             possessive = bool(self._before) and self._before[-1] in "sS"
             self._tight = self._open_single = not self._open_single and not possessive
-        elif self._before == "'" and word[0].isdigit():
-            self._open_single = False  # the '70s
         if word.count('"') % 2:
             self._open_double = not self._open_double
             self._tight = word == '"' and self._open_double
-        if not self._before:
-            self._heading = word[0] == "="
         self._before = word
 
 

@@ -14,17 +14,12 @@ SENTENCES = {
     'He said " it is " , and " no " .': 'He said "it is", and "no".',
     'The word " it " is short': 'The word "it" is short',
     "She isn 't \" what they 're saying \"": "She isn't \"what they're saying\"",
-    "The Smiths ' dog 's tail and O 'Brien": "The Smiths' dog's tail and O'Brien",
-    "O 'Brien saw ' the Rock ' twice": "O'Brien saw 'the Rock' twice",
-    "They called it ' the Rock ' in the ' 70s , and ' the Stone ' later": (
-        "They called it 'the Rock' in the '70s, and 'the Stone' later"
-    ),
+    "The Smiths ' dog 's tail": "The Smiths' dog's tail",
+    "He saw ' the Rock ' twice": "He saw 'the Rock' twice",
     "It did n't cost $ 5 or \u00a3 4 .": "It didn't cost $5 or \u00a34.",
     "The ship \u2019 s crew saw \u201c land \u201d \u2026": "The ship\u2019s crew saw \u201cland\u201d\u2026",
-    "= Title =\n\n= = A Part = =": "= Title =\n\n== A Part ==",
     "Mr. Hill lived in St. Ives from 1914 \u2013 18 .": "Mr. Hill lived in St. Ives from 1914 \u2013 18.",
     '" one\n" two "': '"one\n"two"',
-    "x = = y": "x = = y",
     "ends with a space \nnext": "ends with a space\nnext",
     "« one » at 5 ° , YOU 'LL and you \u2019 LL": "«one» at 5°, YOU'LL and you\u2019LL",
 }
