@@ -1,7 +1,6 @@
 """Training from Python. `lmtrain train` also calls `plan_run` and `train_plan`."""
 
 import logging
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import torch
 from lmtrain.api.run import Run, load
 from lmtrain.config.loader import with_source
 from lmtrain.config.schema import Config
-from lmtrain.errors import UsageError
 from lmtrain.system.distributed import join_processes
 from lmtrain.system.messages import log, log_level
 from lmtrain.training.loop import fit
@@ -36,11 +34,8 @@ def train(
 
     A corpus that is missing is downloaded and tokenized first; a finished run is not trained again. Under torchrun,
     every process calls this. Raises LmtrainError if the command `train` would fail with a message, and
-    KeyboardInterrupt after Ctrl-C, once the checkpoint is saved. Call it in the main thread, which gets the signals: in
-    another one it raises UsageError.
+    KeyboardInterrupt after Ctrl-C, once the checkpoint is saved. Call it in the main thread, which gets the signals.
     """
-    if threading.current_thread() is not threading.main_thread():
-        raise UsageError("lmtrain.train works in the main thread only, which gets the signals: call it there")
     overrides = with_source([str(argument) for argument in arguments])
     plan = plan_run(Path(config) if isinstance(config, str) else config, overrides)
     with log_level(logging.WARNING if quiet else log.level):

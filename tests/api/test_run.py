@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -98,16 +97,6 @@ def test_a_caller_without_gradients_can_train(workdir: Path, disabled: Callable[
     with disabled():
         run = library.train("train.steps=2", f"run.name={disabled.__name__}", config=config, quiet=True)
     assert run.step == 2
-
-
-def test_training_in_another_thread_is_rejected_before_a_run_is_made(workdir: Path) -> None:
-    config = library.load("sample").config
-    with (
-        ThreadPoolExecutor(1) as pool,
-        pytest.raises(UsageError, match=r"lmtrain\.train works in the main thread only"),
-    ):
-        pool.submit(library.train, "train.steps=2", "run.name=threaded", config=config, quiet=True).result()
-    assert not (workdir / "runs/threaded").exists()
 
 
 def test_training_leaves_the_callers_random_numbers_and_number_of_threads(workdir: Path, two_threads: None) -> None:
