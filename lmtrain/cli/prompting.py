@@ -9,7 +9,7 @@ from lmtrain.api.run import Run
 from lmtrain.errors import LmtrainError
 from lmtrain.generation.options import Options
 from lmtrain.generation.spacing import in_corpus_spacing
-from lmtrain.generation.text import TextStreamer, shown_prompt, unknown_words
+from lmtrain.generation.text import TextStreamer, unknown_words
 from lmtrain.system.machine import explain_out_of_memory
 from lmtrain.system.messages import for_terminal, log, to_json
 
@@ -51,11 +51,11 @@ def typed_prompts() -> Iterator[str]:
 def _stream(trained: Run, options: Options, prompt: str, number: int) -> None:
     """Write the `number`-th prompt, from 0, and its text to standard output, each word as it is generated."""
     streamer = TextStreamer(trained.tokenizer, prompt, options)
-    _write(shown_prompt(trained.tokenizer, prompt))
+    _write(prompt)
     (completed,) = trained.complete(
         [prompt], options, first=number, on_token=lambda _row, token: _write(streamer.push(token))
     )
-    is_ended = (completed.shown + completed.completions[0].text).endswith("\n")
+    is_ended = (prompt + completed.completions[0].text).endswith("\n")
     _write(streamer.close() + ("" if is_ended else "\n"))
 
 
@@ -76,7 +76,7 @@ def _complete(trained: Run, options: Options, prompts: list[str], first: int, as
                 nats = -completion.log_prob / len(completion.ids)
                 scores = f"log-probability {completion.log_prob:.2f} ({nats:.2f} nats per token)"
                 print(f"--- {number} of {len(result.completions)}: {scores}")
-            print(for_terminal((result.shown + completion.text).removesuffix("\n")))
+            print(for_terminal((result.prompt + completion.text).removesuffix("\n")))
     sys.stdout.flush()
 
 

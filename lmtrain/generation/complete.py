@@ -17,7 +17,7 @@ from lmtrain.generation.sampling import OnToken, sample
 from lmtrain.generation.search import Hypothesis
 from lmtrain.generation.spacing import in_corpus_spacing
 from lmtrain.generation.stops import Stops
-from lmtrain.generation.text import TextStreamer, shown_prompt
+from lmtrain.generation.text import TextStreamer
 from lmtrain.model.cuda_graph import step_function
 from lmtrain.model.ensemble import Predictor
 
@@ -47,8 +47,6 @@ class PromptCompletions:
     """A prompt with its completions, best first."""
 
     prompt: str
-    shown: str
-    """The prompt as it is displayed before a completion's text."""
     completions: list[Completion]
     tokens_per_second: float
     """Generated tokens of the whole batch per second."""
@@ -99,7 +97,6 @@ def complete(
     return [
         PromptCompletions(
             prompt,
-            shown_prompt(tokenizer, prompt),
             [_completion(tokenizer, prompt, text, options) for text in texts[: options.returned]],
             speed,
         )

@@ -49,11 +49,9 @@ class Detokenizer:
         """Add spaced text, and return it as plain text. A space at its end is held back; see `pause`."""
         return "".join(self._add(piece) for piece in _PIECE.findall(text))
 
-    def pause(self) -> str:
-        """Return the space that is held back, if another detokenizer continues the text."""
-        space = self._space
+    def pause(self) -> None:
+        """Drop the space that is held back."""
         self._space = ""
-        return space
 
     def _start_line(self) -> None:
         self._space = ""

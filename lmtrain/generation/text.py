@@ -16,14 +16,6 @@ def unknown_words(tokenizer: Tokenizer, prompt: str) -> list[str]:
     return [word for word in dict.fromkeys(prompt.split()) if tokenizer.count_unknown(word, tokenizer.encode(word))]
 
 
-def shown_prompt(tokenizer: Tokenizer, prompt: str) -> str:
-    """Return a prompt as it is displayed: as the user spelled it, detokenized as the text is."""
-    if not changes_spacing(tokenizer):
-        return prompt
-    as_typed = Detokenizer()
-    return as_typed.feed(prompt) + as_typed.pause()
-
-
 class TextStreamer:
     """Turns the tokens of one text into the text that follows its prompt.
 

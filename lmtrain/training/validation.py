@@ -81,7 +81,7 @@ def show_samples(state: TrainState, monitor: Monitor) -> None:
     config, model, store, step = state.config, state.model, state.store, state.counters.step
     options = replace(SAMPLED, max_tokens=config.train.sample_tokens)
     for sample in complete(model, store.tokenizer, config.train.sample_prompts, options):
-        monitor.text(step, f"sample: {sample.prompt}", escape_markdown(sample.shown + sample.completions[0].text))
+        monitor.text(step, f"sample: {sample.prompt}", escape_markdown(sample.prompt + sample.completions[0].text))
     ids = store.split("valid").ids[: min(POOL_TOKENS, config.model.context)]
     weights = model.pool_weights(torch.tensor(ids.astype("int64"), device=state.device)[None]).cpu().numpy()
     monitor.text(step, "pooling weights", table([store.tokenizer.token(int(token)) for token in ids], weights))
