@@ -88,15 +88,10 @@ def test_sequences_are_counted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sequences.exact_match(Mock(), some, valid) == 0.25
 
 
-@pytest.mark.parametrize("arguments", [("--copy", "on", "--sampling", "0.25"), ("--copy", "off")])
-def test_facts_learn_and_report(run: Any, arguments: tuple[str, ...]) -> None:
-    results = run(facts, "--steps", "12", *arguments, PAIRS=64, UNSEEN=4)
-    ending = "copy-on-sampling-0.25" if "on" in arguments else "copy-off"
-    assert Path(results["picture"]).name == f"facts-{ending}.png"
+def test_facts_learn_and_report(run: Any) -> None:
+    results = run(facts, "--steps", "12", PAIRS=64, UNSEEN=4)
     assert results["last_loss"] < 0.95 * results["first_loss"]
-    assert [(row["names"], row["search"]) for row in results["rows"]] == [
-        (names, search) for names in ("known", "new") for search in ("greedy", "beam of 4")
-    ]
+    assert {"exact_match_known", "exact_match_new"} <= results.keys()
 
 
 def test_pairs_of_paragraphs_and_facts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,4 +110,4 @@ def test_pairs_of_paragraphs_and_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts.NEW & {*new[0].source} <= {before for before, _ in changed} <= {*facts.NAMES}
     assert {after for _, after in changed} <= {*facts.KNOWN}
     monkeypatch.setattr(facts, "decode", lambda *_: [new[0].target, new[1].target[:-1], (*new[2].target, "a"), ()])
-    assert facts.exact_match(Mock(), new[:4], {}, 1) == 0.25
+    assert facts.exact_match(Mock(), new[:4], {}) == 0.25
