@@ -28,8 +28,10 @@ from example import Results, parse, report, train
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from lmtrain.nn.blocks import FeedForward
+from lmtrain.nn.cross_attention import CrossAttention, CrossAttentionBlock
 from lmtrain.nn.pointer import PointerAttention
-from lmtrain.nn.sets import ISAB, PMA, FormOptions, LearnedQueryAttention
+from lmtrain.nn.sets import ISAB, PMA, LearnedQueryAttention, PlainBlock
 
 SMALLEST, LARGEST = 8, 32
 INDUCING = 8
@@ -61,11 +63,17 @@ class Model(nn.Module):
     def __init__(self, pooling: str) -> None:
         super().__init__()
         dim, heads = 32, 4
-        options: FormOptions = {"form": "plain"} if pooling == "plain" else {"form": "residual", "ff_dim": 64}
+
+        def block() -> nn.Module:
+            attention = CrossAttention(dim, heads)
+            if pooling == "plain":
+                return PlainBlock(attention)
+            return CrossAttentionBlock(dim, attention, FeedForward(dim, 64))
+
         self.embed = nn.Linear(2, dim)
-        self.blocks = nn.ModuleList(ISAB(dim, heads, INDUCING, **options) for _ in range(2))
+        self.blocks = nn.ModuleList(ISAB(dim, INDUCING, block(), block()) for _ in range(2))
         learned = pooling == "queries"
-        self.pool = LearnedQueryAttention(2, dim, heads, scale=1) if learned else PMA(dim, heads, 2, **options)
+        self.pool = LearnedQueryAttention(2, dim, heads, scale=1) if learned else PMA(dim, 2, block())
         self.regress = nn.Linear(dim, 2)
         self.pointer = PointerAttention(dim, dim, dim)
 
