@@ -94,14 +94,12 @@ class PMA(nn.Module):
 class LearnedQueryAttention(nn.Module):
     """Multi-head attention whose queries are `queries` learned vectors, not projected (Ji, Gao & Xie, 2019).
 
-    It is [softmax(s Q_i (X W_i^K)^T) X W_i^V] W_O, joined over the heads i. The scale s is 1 / sqrt(dim / heads) by
-    default. The source has a scale of 1 and no W_O.
+    It is [softmax(Q_i (X W_i^K)^T) X W_i^V] W_O, joined over the heads i; the source has no W_O.
     """
 
-    def __init__(self, queries: int, dim: int, heads: int, *, scale: float | None = None) -> None:
+    def __init__(self, queries: int, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.scale = scale
         self.queries = nn.Parameter(torch.randn(queries, dim))
         self.key = nn.Linear(dim, dim, bias=False)
         self.value = nn.Linear(dim, dim, bias=False)
@@ -112,4 +110,4 @@ class LearnedQueryAttention(nn.Module):
         key, value = split_heads(self.key(x), self.heads), split_heads(self.value(x), self.heads)
         queries = split_heads(self.queries.to(key.dtype).expand(len(x), -1, -1), self.heads)
         mask = None if valid is None else padding_mask(valid)
-        return self.output(join_heads(attend(queries, key, value, mask, scale=self.scale)))
+        return self.output(join_heads(attend(queries, key, value, mask, scale=1.0)))

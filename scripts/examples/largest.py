@@ -73,7 +73,7 @@ class Model(nn.Module):
         self.embed = nn.Linear(2, dim)
         self.blocks = nn.ModuleList(ISAB(dim, INDUCING, block(), block()) for _ in range(2))
         learned = pooling == "queries"
-        self.pool = LearnedQueryAttention(2, dim, heads, scale=1) if learned else PMA(dim, 2, block())
+        self.pool = LearnedQueryAttention(2, dim, heads) if learned else PMA(dim, 2, block())
         self.regress = nn.Linear(dim, 2)
         self.pointer = PointerAttention(dim, dim, dim)
 
