@@ -21,19 +21,16 @@ SEED = 0
 Results = dict[str, Any]
 
 
-def parse(description: str | None, steps: int = 0, **choices: list[str]) -> argparse.Namespace:
+def parse(description: str | None, steps: int = 0) -> argparse.Namespace:
     """Return the options of an example, after seeding torch and setting its threads to one.
 
-    `steps` is the default number of training steps, 0 if nothing is trained. Each of `choices` is an option, whose
-    default is its first value.
+    `steps` is the default number of training steps, 0 if nothing is trained.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/examples"), help="folder of the picture (%(default)s)")
     parser.add_argument("--record", action="store_true", help="write a record to scripts/results/examples.json")
     if steps:
         parser.add_argument("--steps", type=int, default=steps, help="training steps (%(default)s)")
-    for name, values in choices.items():
-        parser.add_argument(f"--{name}", choices=values, default=values[0], help="(%(default)s)")
     options = parser.parse_args()
     if options.record:
         commit()  # before others are made, while the example runs
