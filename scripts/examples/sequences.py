@@ -97,12 +97,12 @@ def exact_match(model: Seq2Seq | NonAutoregressive, sequences: Tensor, valid: Te
 @torch.no_grad()
 def cross_weights(model: Seq2Seq | NonAutoregressive, digits: Tensor) -> Tensor:
     """Return the attention of each token of one sequence (1, T) to itself, in the last layer: (T, T)."""
+    inputs = shift(digits, None, CONFIG)[0]
     if isinstance(model, NonAutoregressive):
         count = digits.shape[1] if model.length_classifier is not None else CONFIG.max_length  # as many as in training
-        weights = model.cross_weights(digits, torch.ones(1, count, dtype=torch.bool))
-    else:
-        weights = model.cross_weights(digits, shift(digits, None, CONFIG)[0])
-    return weights[-1, 0, :, : digits.shape[1]].mean(0)  # further positions predict END
+        inputs = torch.ones(1, count, dtype=torch.bool)
+    attended: Tensor = model(digits, inputs)[1][-1, 0].mean(0)
+    return attended[: digits.shape[1]]  # further positions predict END
 
 
 def draw_weights(tables: dict[str, Tensor], digits: list[int]) -> Figure:
