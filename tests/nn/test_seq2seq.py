@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from lmtrain import nn as nn_package
 from lmtrain.generation.beam import beam_search
@@ -143,7 +142,7 @@ def test_gradients_reach_every_parameter(
     kind: Literal["seq2seq", "predicted", "fixed"], attention: type[CrossAttention], copy: bool, bf16: bool
 ) -> None:
     torch.manual_seed(0)
-    config = replace(CONFIG, copy=copy, cross_attention=attention, dropout=0.1)
+    config = replace(CONFIG, copy=copy, cross_attention=attention)
     lengths = torch.tensor(TARGET_LENGTHS)
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         model: Seq2Seq | NonAutoregressive
@@ -274,21 +273,6 @@ def test_guided_attention_leaves_empty_rows_out(queries: int, keys: int) -> None
     (gradient,) = torch.autograd.grad(loss, weights)
     assert gradient[0].any()
     assert not gradient[1].any()
-
-
-def test_dropout_is_applied_to_every_embedding_and_residual_in_training_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    rates: list[float] = []
-
-    def counted(x: Tensor, rate: float) -> Tensor:
-        rates.append(rate)
-        return x
-
-    monkeypatch.setattr(F, "dropout", counted)
-    model = make(replace(CONFIG, dropout=0.25, encoder_layers=3, decoder_layers=4))
-    model(SOURCE, INPUTS, VALID)
-    assert rates == []
-    model.train()(SOURCE, INPUTS, VALID)
-    assert rates == [0.25] * (2 + 3 * 2 + 4 * 3)
 
 
 def test_the_feed_forward_layers_have_their_width() -> None:
