@@ -87,21 +87,6 @@ def test_padding_has_no_influence(copy: bool) -> None:
         torch.testing.assert_close(alone, expected[row : row + 1], atol=1e-5, rtol=0)
 
 
-def test_a_later_input_leaves_earlier_outputs_and_every_source_word_matters() -> None:
-    model = make()
-    before, _ = model(SOURCE, INPUTS, VALID)
-    for t in range(1, INPUTS.shape[1]):
-        changed = INPUTS.clone()
-        changed[:, t] = (changed[:, t] + 1) % CONFIG.target_vocab
-        after, _ = model(SOURCE, changed, VALID)
-        torch.testing.assert_close(after[:, :t], before[:, :t])
-        assert (after[:, t] - before[:, t]).abs().amax(-1).min() > 1e-3
-    for t in range(SOURCE.shape[1]):
-        other = SOURCE.clone()
-        other[0, t] = (other[0, t] + 1) % CONFIG.source_vocab
-        assert (model(other, INPUTS, VALID)[0] - before)[0].abs().amax(-1).min() > 1e-5
-
-
 def test_weights_fit_a_model_of_another_length() -> None:
     model, longer = make(), make(replace(CONFIG, max_length=30), seed=1)
     longer.load_state_dict(model.state_dict())
@@ -158,19 +143,6 @@ def test_gradients_reach_every_parameter(
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.abs().max() > 0, name
-
-
-def test_a_selected_state_continues_and_a_full_one_is_rejected() -> None:
-    model = make(replace(CONFIG, copy=True))
-    _, state = model.start(SOURCE, VALID)
-    chosen = state.select(torch.tensor([2, 2, 0]))
-    after, chosen = model.step(chosen, INPUTS[[2, 1, 0], 1])
-    expected, _ = model(SOURCE[[2, 2, 0]], INPUTS[[2, 1, 0], :2], VALID[[2, 2, 0]])
-    torch.testing.assert_close(after, expected[:, 1], atol=1e-5, rtol=0)
-    for _ in range(7):
-        _, chosen = model.step(chosen, INPUTS[:, 1])
-    with pytest.raises(ValueError, match="max_length=9"):
-        model.step(chosen, INPUTS[:, 1])
 
 
 def test_the_copy_distribution_equals_a_loop() -> None:
@@ -293,13 +265,6 @@ def test_the_examples_of_the_page_run() -> None:
     exec("".join(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)), names)
     assert names["y"].shape == names["x"].shape
     assert len(names["texts"]) == len(SOURCE)
-
-
-def test_scheduled_sampling_at_zero_keeps_all_and_at_one_only_the_first() -> None:
-    gold = torch.arange(12).view(3, 4)
-    predicted = gold + 101
-    assert torch.equal(mix(gold, predicted, 0.0), gold)
-    assert mix(gold, predicted, 1.0).tolist() == [[0, 101, 102, 103], [4, 105, 106, 107], [8, 109, 110, 111]]
 
 
 def test_scheduled_sampling_replaces_each_place_independently_at_the_rate() -> None:
