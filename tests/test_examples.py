@@ -26,7 +26,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     def call(example: ModuleType, *arguments: str, **constants: object) -> dict[str, Any]:
         for constant, value in constants.items():
             monkeypatch.setattr(example, constant, value)
-        monkeypatch.setattr(sys, "argv", ["example", *arguments, "--out", str(tmp_path / "new")])
+        monkeypatch.setattr(sys, "argv", ["example", *arguments])
+        monkeypatch.chdir(tmp_path)
         example.main()
         results: dict[str, Any] = json.loads(capsys.readouterr().out)
         assert all(math.isfinite(value) for value in results.values() if isinstance(value, float))

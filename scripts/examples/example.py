@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
-from record import commit, write_record
+from record import RESULTS, commit, write_record
 
 SEED = 0
 """Of the weights and the data."""
@@ -27,8 +27,7 @@ def parse(description: str | None, steps: int = 0) -> argparse.Namespace:
     `steps` is the default number of training steps, 0 if nothing is trained.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/examples"), help="folder of the picture (%(default)s)")
-    parser.add_argument("--record", action="store_true", help="write a record to scripts/results/examples.json")
+    parser.add_argument("--record", action="store_true", help="write the picture and a record to scripts/results")
     if steps:
         parser.add_argument("--steps", type=int, default=steps, help="training steps (%(default)s)")
     options = parser.parse_args()
@@ -57,7 +56,7 @@ def train(loss_of_batch: Callable[[], Tensor], parameters: Iterable[Tensor], ste
 
 def report(name: str, results: Results, figure: Figure, options: argparse.Namespace) -> None:
     """Save the picture, print the results as one line of JSON, and write the record if --record is given."""
-    picture = options.out / f"{name}.png"
+    picture = (RESULTS if options.record else Path("runs/examples")) / f"{name}.png"
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=120, bbox_inches="tight")
     print(json.dumps(results | {"picture": str(picture)}), flush=True)
