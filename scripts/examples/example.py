@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ def parse(description: str | None, steps: int = 0) -> argparse.Namespace:
 
 def train(loss_of_batch: Callable[[], Tensor], parameters: Iterable[Tensor], steps: int, rate: float) -> Results:
     """Train with Adam on a new batch per step; the learning rate decreases linearly to zero."""
-    start, losses = time.monotonic(), []
+    losses = []
     optimizer = torch.optim.Adam(parameters, lr=rate)
     for step in range(steps):
         for group in optimizer.param_groups:
@@ -50,8 +49,7 @@ def train(loss_of_batch: Callable[[], Tensor], parameters: Iterable[Tensor], ste
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    seconds = round(time.monotonic() - start, 1)
-    return {"first_loss": losses[0], "last_loss": losses[-1], "steps": steps, "seconds": seconds}
+    return {"first_loss": losses[0], "last_loss": losses[-1], "steps": steps}
 
 
 def report(name: str, results: Results, figure: Figure, options: argparse.Namespace) -> None:
