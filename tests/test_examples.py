@@ -9,17 +9,13 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import Mock
 
-import alignments
 import facts
 import largest
 import patterns
 import positions
 import pytest
 import sequences
-import torch
 from PIL import Image
-
-from lmtrain.nn.seq2seq import Seq2Seq
 
 
 @pytest.fixture
@@ -30,7 +26,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     def call(example: ModuleType, *arguments: str, **constants: object) -> dict[str, Any]:
         for constant, value in constants.items():
             monkeypatch.setattr(example, constant, value)
-        monkeypatch.setattr(sys, "argv", ["example", *arguments, "--out", str(tmp_path / "new")])
+        monkeypatch.setattr(sys, "argv", ["example", *arguments])
+        monkeypatch.chdir(tmp_path)
         example.main()
         results: dict[str, Any] = json.loads(capsys.readouterr().out)
         assert all(math.isfinite(value) for value in results.values() if isinstance(value, float))
@@ -43,20 +40,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return call
 
 
-@pytest.mark.parametrize(("pooling", "name"), [("residual", "largest"), ("queries", "largest-queries")])
-def test_largest_learns_to_point_and_to_regress(run: Any, pooling: str, name: str) -> None:
-    results = run(largest, "--steps", "50", "--pooling", pooling)
-    assert 0 < results["chance_accuracy"] < 0.1
-    assert results["pointing_accuracy"] > 0.7
-    assert results["regression_mse"] < 0.4 * results["mean_mse"]
-    assert Path(results["picture"]).stem == name
-
-
-def test_largest_of_plain_blocks(run: Any) -> None:
-    """Without residuals they learn to regress first, and to point later."""
-    results = run(largest, "--steps", "50", "--pooling", "plain")
-    assert results["regression_mse"] < 0.7 * results["mean_mse"]
-    assert Path(results["picture"]).stem == "largest-plain"
+def test_largest_learns_to_point_and_to_regress(run: Any) -> None:
+    """Without residuals it learns to regress first, and to point later."""
+    residual, plain, queries = run(largest, "--steps", "50")["rows"]
+    for row in (residual, queries):
+        assert 0 < row["chance_accuracy"] < 0.1
+        assert row["pointing_accuracy"] > 0.7
+        assert row["regression_mse"] < 0.4 * row["mean_mse"]
+    assert plain["regression_mse"] < 0.7 * plain["mean_mse"]
 
 
 def test_positions_deviate_by_rounding_only(run: Any) -> None:
@@ -78,53 +69,24 @@ def test_patterns_have_the_shares_of_their_definitions(run: Any) -> None:
             assert max(parts) < rows[name][causal] < sum(parts)
 
 
-@pytest.mark.parametrize("decoding", ["autoregressive", "parallel", "parallel-fixed"])
-def test_sequences_learn_and_report(run: Any, decoding: str) -> None:
-    results = run(sequences, "--decoding", decoding, "--steps", "8", UNSEEN=32)
-    assert results["last_loss"] < 0.95 * results["first_loss"]
-    assert Path(results["picture"]).name == f"sequences-reverse-{decoding}.png"
-    assert all(0 <= value <= 1 for name, value in results.items() if name.startswith("exact_match"))
-    assert ("exact_match_given_lengths" in results) == (decoding == "parallel")
+def test_sequences_learn_and_report(run: Any) -> None:
+    rows = run(sequences, "--steps", "8", UNSEEN=4)["rows"]
+    assert [row["model"] for row in rows] == list(sequences.MODELS)
+    assert all(row["last_loss"] < 0.95 * row["first_loss"] and 0 <= row["exact_match"] <= 1 for row in rows)
 
 
-def test_sequences_are_reversed_and_counted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    drawn = sequences.draw(200)
-    lengths = drawn.lengths.tolist()
-    assert {min(lengths), max(lengths)} == {4, 16}
-    rows = zip(drawn.source.tolist(), drawn.target.tolist(), drawn.valid.tolist(), lengths, strict=True)
-    for source, target, valid, length in rows:
-        assert target[:length] == source[:length][::-1]
-        assert target[length:] == source[length:] == [0] * (16 - length)
-        assert valid == [True] * length + [False] * (16 - length)
-    many = sequences.draw(20_000)  # of 10,000 sequences of length 4 some come twice
-    distinct = {tuple(row[:length]) for row, length in zip(many.source.tolist(), many.lengths.tolist(), strict=True)}
-    assert len(set(many.keys().tolist())) == len(distinct) < 20_000
-    some = sequences.draw(4)
-    right = [row[:length] for row, length in zip(some.target.tolist(), some.lengths.tolist(), strict=True)]
+def test_sequences_are_counted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    some, valid, lengths = sequences.draw(4)
+    right = [row[:length] for row, length in zip(some.tolist(), lengths.tolist(), strict=True)]
     wrong = [right[0], right[1][:-1], [*right[2], 0], [(right[3][0] + 1) % 10, *right[3][1:]]]
     monkeypatch.setattr(sequences, "decode", lambda *_: wrong)
-    assert sequences.exact_match(Mock(), some) == 0.25
+    assert sequences.exact_match(Mock(), some, valid) == 0.25
 
 
-def test_alignments_learn_and_report(run: Any) -> None:
-    """One step is not enough for 99 %; any share is at least 0 %, so the first evaluation is enough for that."""
-    assert alignments.learn(Seq2Seq(sequences.CONFIG), 0.0, 1, alignments.copies(4))["steps_to_99"] is None
-    rows = run(alignments, "--steps", "5", UNSEEN=4, EVERY=3, ENOUGH=0.0)["rows"]
-    assert [row["way"] for row in rows] == ["softmax", "softmax, guided", "monotonic", "location-aware"]
-    assert all(row["last_loss"] < 0.95 * row["first_loss"] for row in rows)
-    assert all(row["steps_to_99"] == 3 and 0 <= row["exact_match"] <= 1 for row in rows)
-
-
-@pytest.mark.parametrize("arguments", [("--copy", "on", "--sampling", "0.25"), ("--copy", "off")])
-def test_facts_learn_and_report(run: Any, arguments: tuple[str, ...]) -> None:
-    results = run(facts, "--steps", "12", *arguments, PAIRS=64, UNSEEN=4)
-    ending = "copy-on-sampling-0.25" if "on" in arguments else "copy-off"
-    assert Path(results["picture"]).name == f"facts-{ending}.png"
+def test_facts_learn_and_report(run: Any) -> None:
+    results = run(facts, "--steps", "12", PAIRS=64, UNSEEN=4)
     assert results["last_loss"] < 0.95 * results["first_loss"]
-    assert [(row["names"], row["search"]) for row in results["rows"]] == [
-        (names, search) for names in ("known", "new") for search in ("greedy", "beam of 4")
-    ]
+    assert {"exact_match_known", "exact_match_new"} <= results.keys()
 
 
 def test_pairs_of_paragraphs_and_facts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,4 +105,4 @@ def test_pairs_of_paragraphs_and_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts.NEW & {*new[0].source} <= {before for before, _ in changed} <= {*facts.NAMES}
     assert {after for _, after in changed} <= {*facts.KNOWN}
     monkeypatch.setattr(facts, "decode", lambda *_: [new[0].target, new[1].target[:-1], (*new[2].target, "a"), ()])
-    assert facts.exact_match(Mock(), new[:4], {}, 1) == 0.25
+    assert facts.exact_match(Mock(), new[:4], {}) == 0.25

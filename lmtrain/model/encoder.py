@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from lmtrain.config.schema import ModelConfig
 from lmtrain.nn.attention import SelfAttention
 from lmtrain.nn.blocks import Cache, EncoderBlock, FeedForward, ResidualOptions
+from lmtrain.nn.cross_attention import CrossAttention, CrossAttentionBlock
 from lmtrain.nn.key_reduction import CompressedAttention, LinformerAttention
 from lmtrain.nn.kv_cache import CachePosition
 from lmtrain.nn.linear_attention import LinearAttention
@@ -98,20 +99,14 @@ def encoder_block(config: ModelConfig, kind: str) -> EncoderBlock | ISAB:
         "norm_position": config.norm_position,
         "dropout": config.dropout,
     }
+    feed_forward = partial(FeedForward, config.dim, config.ff_dim, config.activation)
     if kind == "induced":
-        return ISAB(
-            config.dim,
-            config.heads,
-            config.inducing_points,
-            form="residual",
-            ff_dim=config.ff_dim,
-            activation=config.activation,
-            qk_norm=config.qk_norm,
-            attention_dropout=config.attention_dropout,
-            **residual,
+        attention = partial(
+            CrossAttention, config.dim, config.heads, qk_norm=config.qk_norm, dropout=config.attention_dropout
         )
-    attention = attention_layer(config, kind)
-    return EncoderBlock(config.dim, attention, FeedForward(config.dim, config.ff_dim, config.activation), **residual)
+        gather, spread = (CrossAttentionBlock(config.dim, attention(), feed_forward(), **residual) for _ in range(2))
+        return ISAB(config.dim, config.inducing_points, gather, spread)
+    return EncoderBlock(config.dim, attention_layer(config, kind), feed_forward(), **residual)
 
 
 def attention_layer(config: ModelConfig, kind: str) -> nn.Module:

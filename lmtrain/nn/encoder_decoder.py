@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from lmtrain.nn.attention import SelfAttention, padding_mask
 from lmtrain.nn.blocks import EncoderBlock, FeedForward, NormPosition, ResidualOptions
 from lmtrain.nn.cross_attention import CrossAttention, DecoderBlock
-from lmtrain.nn.dropout import drop
 from lmtrain.nn.norms import NORMS, NormKind
 from lmtrain.nn.patterns import Pattern
 from lmtrain.nn.pointer import PointerAttention, copy_log_probs
@@ -42,7 +41,6 @@ class EncoderDecoderConfig:
     encoder_layers: int = 2
     decoder_layers: int = 2
     max_length: int = 128
-    dropout: float = 0.0
     norm_kind: NormKind = "rms"
     norm_position: NormPosition = "pre"
     copy: bool = False
@@ -61,7 +59,7 @@ class EncoderDecoderConfig:
     @property
     def residual(self) -> ResidualOptions:
         """The options of every block's residuals."""
-        return {"norm_kind": self.norm_kind, "norm_position": self.norm_position, "dropout": self.dropout}
+        return {"norm_kind": self.norm_kind, "norm_position": self.norm_position}
 
     def last_norm(self) -> nn.Module:
         """Return the norm that ends a stack of blocks, or the identity if each block already ends with a norm."""
@@ -73,12 +71,11 @@ class EncoderDecoderConfig:
 
 
 class PositionedEmbedding(nn.Module):
-    """Word embedding plus sinusoids, with dropout."""
+    """Word embedding plus sinusoids."""
 
     def __init__(self, vocab: int, config: EncoderDecoderConfig) -> None:
         super().__init__()
         self.words = nn.Embedding(vocab, config.dim)
-        self.dropout = config.dropout
         self.sinusoids: Tensor
         # Computed, so never saved.
         self.register_buffer("sinusoids", sinusoidal(torch.arange(config.max_length), config.dim), persistent=False)
@@ -87,7 +84,8 @@ class PositionedEmbedding(nn.Module):
         """Tokens (B, T) -> (B, T, D). Raises ValueError for more than `max_length`."""
         if tokens.shape[1] > len(self.sinusoids):
             raise ValueError(f"{tokens.shape[1]} tokens are too many: max_length={len(self.sinusoids)}")
-        return drop(self.words(tokens) + self.sinusoids[: tokens.shape[1]], self.dropout, self.training)
+        embedded: Tensor = self.words(tokens)
+        return embedded + self.sinusoids[: tokens.shape[1]]
 
 
 class SourceEncoder(nn.Module):

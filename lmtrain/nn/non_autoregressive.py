@@ -44,6 +44,12 @@ class NonAutoregressive(nn.Module):
         self.prediction = Prediction(config)
         self.length_classifier = nn.Linear(config.dim, config.max_length + 1) if length == "predicted" else None
 
+    def forward(self, source: Tensor, positions: Tensor, source_valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Source (B, Ts), positions (B, T) bool that exist -> log p of the word at each (B, T, V) float32, and the
+        cross-attention weights (L, B, H, T, Ts)."""
+        memory, valid = self.encoder(source, source_valid)
+        return self._predict(memory, source, valid, positions)
+
     def loss(
         self, source: Tensor, target: Tensor, source_valid: Tensor | None = None, lengths: Tensor | None = None
     ) -> Tensor:
@@ -61,7 +67,7 @@ class NonAutoregressive(nn.Module):
         is_word = torch.arange(target.shape[1], device=target.device) < lengths.unsqueeze(-1)
         labels = target.masked_fill(~is_word, self.config.end_id)
         positions = torch.ones_like(is_word) if self.length_classifier is None else is_word
-        nats = mean_nats(self._predict(memory, source, valid, positions), labels, positions)
+        nats = mean_nats(self._predict(memory, source, valid, positions)[0], labels, positions)
         if self.length_classifier is None:
             return nats
         return nats + F.cross_entropy(self._length_logits(memory, valid), lengths)
@@ -81,14 +87,10 @@ class NonAutoregressive(nn.Module):
         elif lengths is None:
             lengths = self._length_logits(memory, valid).argmax(-1)
         positions = torch.arange(int(lengths.max()), device=source.device) < lengths.unsqueeze(-1)
-        words = self._predict(memory, source, valid, positions)[..., : self.config.begin_id].argmax(-1)
+        log_probs, _ = self._predict(memory, source, valid, positions)
+        words = log_probs[..., : self.config.begin_id].argmax(-1)
         before_end = (positions & (words != self.config.end_id)).cumprod(1)
         return words.masked_fill(before_end == 0, self.config.end_id), before_end.sum(1)
-
-    def cross_weights(self, source: Tensor, positions: Tensor, source_valid: Tensor | None = None) -> Tensor:
-        """Return the cross-attention weights (L, B, H, T, Ts): source (B, Ts), positions (B, T) bool that exist."""
-        memory, valid = self.encoder(source, source_valid)
-        return self.decoder(self._inputs(positions), memory, valid, padding_mask(positions))[1]
 
     def _length_logits(self, memory: Tensor, valid: Tensor) -> Tensor:
         """The classifier's logits of the lengths 0 .. N, from the mean of the memory (B, Ts, D): (B, N + 1)."""
@@ -96,11 +98,7 @@ class NonAutoregressive(nn.Module):
         weights = (valid / valid.sum(1, keepdim=True).clamp_min(1)).unsqueeze(1)  # (B, 1, Ts)
         return at_least_float32(self.length_classifier((weights.to(memory.dtype) @ memory).squeeze(1)))
 
-    def _predict(self, memory: Tensor, source: Tensor, valid: Tensor, positions: Tensor) -> Tensor:
-        """log p at the positions (B, T) bool that exist: (B, T, V)."""
-        decoded, _ = self.decoder(self._inputs(positions), memory, valid, padding_mask(positions))
-        return self.prediction(decoded, memory, source, valid)
-
-    def _inputs(self, positions: Tensor) -> Tensor:
-        """BEGIN at every position: (B, T) bool -> (B, T, D)."""
-        return self.begin(torch.zeros_like(positions, dtype=torch.long))
+    def _predict(self, memory: Tensor, source: Tensor, valid: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        inputs = self.begin(torch.zeros_like(positions, dtype=torch.long))
+        decoded, weights = self.decoder(inputs, memory, valid, padding_mask(positions))
+        return self.prediction(decoded, memory, source, valid), weights

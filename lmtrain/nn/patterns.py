@@ -21,19 +21,13 @@ class Pattern:
     | `stride`        | (q - k) is a multiple of stride (Child et al., 2019)                                           |
     | `global_tokens` | either is one of the first `global_tokens` positions (Ainslie et al., 2020; Beltagy et al.)   |
 
-    With `window` or `stride` every query attends to itself; with `global_tokens`, to the first key.
+    With `window` or `stride` every query attends to itself; with `global_tokens`, to the first key. All are at least 1.
     """
 
     causal: bool = False
     window: int | None = None
     stride: int | None = None
     global_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("window", "stride", "global_tokens"):
-            size = getattr(self, name)
-            if size is not None and size < 1:
-                raise ValueError(f"{name}={size} must be at least 1")
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         """Return whether a query may attend to a key: positions of queries and of keys, broadcast -> bool."""

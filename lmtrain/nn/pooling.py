@@ -6,8 +6,8 @@ The pool of position t over the positions i <= t, per head h, with keys k and va
     pooled  O_h = sum_i softmax(a)_i v_i
     output  y = r + W_O [O_1 .. O_H],  out = y + FF(norm(y))        r = the seed if `residual` is "seed"; x_t if "state"
 
-With "seed" for both, this is `sets.PMA` with one seed in its residual form, except that the seed is the query itself:
-`PMA` normalizes it and projects it by a W_Q first, which one learned vector does not need.
+With "seed" for both, this is `sets.PMA` of one seed and a `CrossAttentionBlock`, except that the seed is the query
+itself: `PMA` normalizes it and projects it by a W_Q first, which one learned vector does not need.
 
 The query does not depend on t, so neither does seed.k_i, and the part -m_h t cancels in the softmax: the pools of all
 prefixes are a running softmax mean, in O(T), and decoding needs O(1) state.

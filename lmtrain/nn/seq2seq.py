@@ -51,8 +51,9 @@ class Seq2Seq(nn.Module):
         self.decoder = Decoder(config, CAUSAL)
         self.prediction = Prediction(config)
 
-    def forward(self, source: Tensor, inputs: Tensor, source_valid: Tensor | None = None) -> Tensor:
-        """Teacher forcing: source (B, Ts), inputs (B, T) from BEGIN on -> log p of each next word (B, T, V) float32."""
+    def forward(self, source: Tensor, inputs: Tensor, source_valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Teacher forcing: source (B, Ts), inputs (B, T) from BEGIN on -> log p of each next word (B, T, V) float32,
+        and the cross-attention weights (L, B, H, T, Ts)."""
         memory, valid = self.encoder(source, source_valid)
         return self._predict(inputs, memory, source, valid)
 
@@ -77,20 +78,12 @@ class Seq2Seq(nn.Module):
         inputs, labels, real = shift(target, lengths, self.config)
         if sampling:
             with torch.no_grad():
-                probabilities = self._predict(inputs, memory, source, valid).exp()
+                probabilities = self._predict(inputs, memory, source, valid)[0].exp()
                 predicted = torch.multinomial(probabilities.flatten(0, 1), 1).view_as(inputs)
             inputs = mix(inputs, predicted, sampling)
-        decoded, weights = self.decoder(self.embedding(inputs), memory, valid)
-        nats = mean_nats(self.prediction(decoded, memory, source, valid), labels, real)
+        log_probs, weights = self._predict(inputs, memory, source, valid)
+        nats = mean_nats(log_probs, labels, real)
         return nats + guided * guided_attention_loss(weights, real.sum(1), valid.sum(1)) if guided else nats
-
-    def cross_weights(self, source: Tensor, inputs: Tensor, source_valid: Tensor | None = None) -> Tensor:
-        """Return the cross-attention weights under teacher forcing: (L, B, H, T, Ts).
-
-        Those of monotonic attention are expected weights in training mode.
-        """
-        memory, valid = self.encoder(source, source_valid)
-        return self.decoder(self.embedding(inputs), memory, valid)[1]
 
     @torch.no_grad()
     def start(self, source: Tensor, source_valid: Tensor | None = None) -> tuple[Tensor, Seq2SeqState]:
@@ -109,9 +102,9 @@ class Seq2Seq(nn.Module):
         decoded, _ = self.decoder(self.embedding(state.inputs), state.memory, state.valid)
         return self.prediction(decoded[:, -1:], state.memory, state.source, state.valid).squeeze(1), state
 
-    def _predict(self, inputs: Tensor, memory: Tensor, source: Tensor, valid: Tensor) -> Tensor:
-        decoded, _ = self.decoder(self.embedding(inputs), memory, valid)
-        return self.prediction(decoded, memory, source, valid)
+    def _predict(self, inputs: Tensor, memory: Tensor, source: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+        decoded, weights = self.decoder(self.embedding(inputs), memory, valid)
+        return self.prediction(decoded, memory, source, valid), weights
 
 
 def shift(target: Tensor, lengths: Tensor | None, config: EncoderDecoderConfig) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,13 +1,14 @@
 """Blocks for sets, whose elements have no order, and their induced and pooled forms (Lee et al., 2019).
 
-    MAB(Q, V)  = O + ReLU(O W_O),  O = [O_1 .. O_H],  O_i = Attention(Q W_i^Q, V W_i^K, V W_i^V)      `plain`
-               = the cross-attention block, with residuals and norms                                 `residual`
+    MAB(Q, V)  = O + ReLU(O W_O),  O = [O_1 .. O_H],  O_i = Attention(Q W_i^Q, V W_i^K, V W_i^V)      `PlainBlock`
+               = attention and feed-forward, each with a residual and a norm                      `CrossAttentionBlock`
     SAB(X)     = MAB(X, X)                  every element attends to every other: quadratic in their number
     ISAB(X)    = MAB(X, MAB(I, X))          through m inducing points I: linear
     PMA(X)     = MAB(S, X)                  k seeds S attend: k vectors, for any order of the elements
 
-`plain` is the block of later implementations; the paper's MAB is `residual` with the options that `MAB` names. In both,
-PMA pools the elements themselves, without the paper's feed-forward layer before it.
+`PlainBlock` is the block of later implementations; the paper's MAB is `CrossAttentionBlock` with the options
+`norm_position="post"` and `norm_kind="layer"`, and ReLU in its feed-forward layer. With both, PMA pools the elements
+themselves, without the paper's feed-forward layer before it.
 
 Learned points start with unit variance, like a normalized element: at any width, their scores start at the scale of
 scores between elements, so that the points can specialize.
@@ -15,28 +16,13 @@ scores between elements, so that the points can specialize.
 Shapes: B sets, T elements (Tq of queries), m inducing points, k seeds or queries, H heads, D the block's width.
 """
 
-from typing import Literal, Unpack
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.nn.attention import join_heads, padding_mask, split_heads
-from lmtrain.nn.blocks import Activation, FeedForward, ResidualOptions
-from lmtrain.nn.cross_attention import CrossAttention, CrossAttentionBlock
+from lmtrain.nn.cross_attention import CrossAttention
 from lmtrain.nn.dot_product import attend
-
-Form = Literal["plain", "residual"]
-
-
-class FormOptions(ResidualOptions, total=False):
-    """The options of a `MAB`."""
-
-    form: Form
-    ff_dim: int | None
-    activation: Activation
-    qk_norm: bool
-    attention_dropout: float
 
 
 class PlainBlock(nn.Module):
@@ -53,36 +39,11 @@ class PlainBlock(nn.Module):
 
 
 class MAB(nn.Module):
-    """Multi-head attention block, in one of the forms at the top of this file.
+    """Multi-head attention block: a `PlainBlock` or a `CrossAttentionBlock`, for sets that may be padded."""
 
-    `residual` is the paper's own with `norm_position="post"`, `norm_kind="layer"` and `activation="relu"`. Only this
-    form has `ff_dim` and `activation` (those of `FeedForward`) and `residual_options` (those of `Residual`): the plain
-    form raises ValueError for them.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        heads: int,
-        *,
-        form: Form = "plain",
-        ff_dim: int | None = None,
-        activation: Activation | None = None,
-        qk_norm: bool = False,
-        attention_dropout: float = 0.0,
-        **residual_options: Unpack[ResidualOptions],
-    ) -> None:
+    def __init__(self, block: nn.Module) -> None:
         super().__init__()
-        attention = CrossAttention(dim, heads, qk_norm=qk_norm, dropout=attention_dropout)
-        self.block: nn.Module
-        if form == "residual":
-            feed_forward = FeedForward(dim, ff_dim, activation or "gelu")
-            self.block = CrossAttentionBlock(dim, attention, feed_forward, **residual_options)
-            return
-        options = {"ff_dim": ff_dim, "activation": activation, **residual_options}
-        if unused := [f"{name}={value!r}" for name, value in options.items() if value is not None]:
-            raise ValueError(f"the plain form has no {', '.join(unused)}")
-        self.block = PlainBlock(attention)
+        self.block = block
 
     def forward(self, query: Tensor, values: Tensor, *, valid: Tensor | None = None) -> Tensor:
         """query (B, Tq, D), values (B, T, D) -> (B, Tq, D). `valid` (B, T) bool: False = padding, never attended to."""
@@ -92,9 +53,9 @@ class MAB(nn.Module):
 class SAB(nn.Module):
     """Set attention block: MAB(X, X)."""
 
-    def __init__(self, dim: int, heads: int, **options: Unpack[FormOptions]) -> None:
+    def __init__(self, block: nn.Module) -> None:
         super().__init__()
-        self.block = MAB(dim, heads, **options)
+        self.block = MAB(block)
 
     def forward(self, x: Tensor, *, valid: Tensor | None = None) -> Tensor:
         """(B, T, D) -> (B, T, D). `valid` (B, T) bool: False = padding, whose own results mean nothing."""
@@ -102,14 +63,14 @@ class SAB(nn.Module):
 
 
 class ISAB(nn.Module):
-    """Induced set attention block: MAB(X, MAB(I, X)), with `inducing` learned points I."""
+    """Induced set attention block: MAB(X, MAB(I, X)), with `inducing` learned points I; `gather` is the inner block."""
 
-    def __init__(self, dim: int, heads: int, inducing: int, **options: Unpack[FormOptions]) -> None:
+    def __init__(self, dim: int, inducing: int, gather: nn.Module, spread: nn.Module) -> None:
         super().__init__()
         self.inducing = nn.Parameter(torch.empty(inducing, dim))
         nn.init.normal_(self.inducing)
-        self.gather = MAB(dim, heads, **options)
-        self.spread = MAB(dim, heads, **options)
+        self.gather = MAB(gather)
+        self.spread = MAB(spread)
 
     def forward(self, x: Tensor, *, valid: Tensor | None = None) -> Tensor:
         """(B, T, D) -> (B, T, D). `valid` (B, T) bool: False = padding, whose own results mean nothing."""
@@ -120,10 +81,10 @@ class ISAB(nn.Module):
 class PMA(nn.Module):
     """Pooling by multi-head attention: MAB(S, X), with `seeds` learned vectors S."""
 
-    def __init__(self, dim: int, heads: int, seeds: int, **options: Unpack[FormOptions]) -> None:
+    def __init__(self, dim: int, seeds: int, block: nn.Module) -> None:
         super().__init__()
         self.seeds = nn.Parameter(torch.randn(seeds, dim))
-        self.block = MAB(dim, heads, **options)
+        self.block = MAB(block)
 
     def forward(self, x: Tensor, *, valid: Tensor | None = None) -> Tensor:
         """(B, T, D) -> (B, k, D). `valid` (B, T) bool: False = padding, never attended to."""
@@ -133,14 +94,12 @@ class PMA(nn.Module):
 class LearnedQueryAttention(nn.Module):
     """Multi-head attention whose queries are `queries` learned vectors, not projected (Ji, Gao & Xie, 2019).
 
-    It is [softmax(s Q_i (X W_i^K)^T) X W_i^V] W_O, joined over the heads i. The scale s is 1 / sqrt(dim / heads) by
-    default. The source has a scale of 1 and no W_O.
+    It is [softmax(Q_i (X W_i^K)^T) X W_i^V] W_O, joined over the heads i; the source has no W_O.
     """
 
-    def __init__(self, queries: int, dim: int, heads: int, *, scale: float | None = None) -> None:
+    def __init__(self, queries: int, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.scale = scale
         self.queries = nn.Parameter(torch.randn(queries, dim))
         self.key = nn.Linear(dim, dim, bias=False)
         self.value = nn.Linear(dim, dim, bias=False)
@@ -151,4 +110,4 @@ class LearnedQueryAttention(nn.Module):
         key, value = split_heads(self.key(x), self.heads), split_heads(self.value(x), self.heads)
         queries = split_heads(self.queries.to(key.dtype).expand(len(x), -1, -1), self.heads)
         mask = None if valid is None else padding_mask(valid)
-        return self.output(join_heads(attend(queries, key, value, mask, scale=self.scale)))
+        return self.output(join_heads(attend(queries, key, value, mask, scale=1.0)))

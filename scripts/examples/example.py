@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
-from record import commit, write_record
+from record import RESULTS, commit, write_record
 
 SEED = 0
 """Of the weights and the data."""
@@ -21,19 +20,15 @@ SEED = 0
 Results = dict[str, Any]
 
 
-def parse(description: str | None, steps: int = 0, **choices: list[str]) -> argparse.Namespace:
+def parse(description: str | None, steps: int = 0) -> argparse.Namespace:
     """Return the options of an example, after seeding torch and setting its threads to one.
 
-    `steps` is the default number of training steps, 0 if nothing is trained. Each of `choices` is an option, whose
-    default is its first value.
+    `steps` is the default number of training steps, 0 if nothing is trained.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/examples"), help="folder of the picture (%(default)s)")
-    parser.add_argument("--record", action="store_true", help="write a record to scripts/results/examples.json")
+    parser.add_argument("--record", action="store_true", help="write the picture and a record to scripts/results")
     if steps:
         parser.add_argument("--steps", type=int, default=steps, help="training steps (%(default)s)")
-    for name, values in choices.items():
-        parser.add_argument(f"--{name}", choices=values, default=values[0], help="(%(default)s)")
     options = parser.parse_args()
     if options.record:
         commit()  # before others are made, while the example runs
@@ -44,7 +39,7 @@ def parse(description: str | None, steps: int = 0, **choices: list[str]) -> argp
 
 def train(loss_of_batch: Callable[[], Tensor], parameters: Iterable[Tensor], steps: int, rate: float) -> Results:
     """Train with Adam on a new batch per step; the learning rate decreases linearly to zero."""
-    start, losses = time.monotonic(), []
+    losses = []
     optimizer = torch.optim.Adam(parameters, lr=rate)
     for step in range(steps):
         for group in optimizer.param_groups:
@@ -54,13 +49,12 @@ def train(loss_of_batch: Callable[[], Tensor], parameters: Iterable[Tensor], ste
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    seconds = round(time.monotonic() - start, 1)
-    return {"first_loss": losses[0], "last_loss": losses[-1], "steps": steps, "seconds": seconds}
+    return {"first_loss": losses[0], "last_loss": losses[-1], "steps": steps}
 
 
 def report(name: str, results: Results, figure: Figure, options: argparse.Namespace) -> None:
     """Save the picture, print the results as one line of JSON, and write the record if --record is given."""
-    picture = options.out / f"{name}.png"
+    picture = (RESULTS if options.record else Path("runs/examples")) / f"{name}.png"
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=120, bbox_inches="tight")
     print(json.dumps(results | {"picture": str(picture)}), flush=True)

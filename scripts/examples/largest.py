@@ -1,21 +1,21 @@
 """Sets of 2-D vectors: which element has the largest norm, and where is it?
 
-    python scripts/examples/largest.py [--pooling residual|plain|queries]
+    python scripts/examples/largest.py
 
 A set is 8 to 32 Gaussian vectors, padded to 32. Two blocks of set attention (ISAB; Lee et al., 2019) compare each
 element with the others through 8 inducing points. PMA with two seeds pools the set into two vectors: from one a linear
 layer regresses the largest element itself, the other is the query of a pointer (Vinyals et al., 2015), which says which
 element it is. The order of the elements has no influence.
 
-`--pooling plain` has every block as O + ReLU(O W_O), without residuals from the queries and without norms; `queries`
-pools by attention with two learned queries (Ji, Gao & Xie, 2019), whose products with the keys are not scaled.
+Three models learn it: `residual`; `plain`, in which every block is O + ReLU(O W_O), without residuals from the queries
+and without norms; and `queries`, which pools by attention with two learned queries (Ji, Gao & Xie, 2019).
 
 The results are for 4,096 unseen sets. Where two norms are almost equal, the regression answers with a point between the
 two elements, while the pointer takes one of them: `pointed_mse` is the error of answering with the element that is
 pointed at, to compare with `regression_mse`. `mean_mse` is the error of always answering the mean.
 
-Writes largest.png, largest-plain.png or largest-queries.png: six sets, the element that is largest, what is regressed
-and where the pointer points.
+Writes largest.png: for the first model six sets, the element that is largest, what is regressed and where the pointer
+points.
 
 Shapes: B sets, T = 32 elements, D the model's width.
 """
@@ -24,16 +24,19 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from example import Results, parse, report, train
+from example import SEED, Results, parse, report, train
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from lmtrain.nn.blocks import FeedForward
+from lmtrain.nn.cross_attention import CrossAttention, CrossAttentionBlock
 from lmtrain.nn.pointer import PointerAttention
-from lmtrain.nn.sets import ISAB, PMA, FormOptions, LearnedQueryAttention
+from lmtrain.nn.sets import ISAB, PMA, LearnedQueryAttention, PlainBlock
 
 SMALLEST, LARGEST = 8, 32
 INDUCING = 8
 UNSEEN = 4096
+MODELS = "residual", "plain", "queries"
 
 
 class Sets(NamedTuple):
@@ -58,14 +61,19 @@ def draw(count: int) -> Sets:
 class Model(nn.Module):
     """Two blocks of set attention, then a pool with a seed or learned query for each question."""
 
-    def __init__(self, pooling: str) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__()
         dim, heads = 32, 4
-        options: FormOptions = {"form": "plain"} if pooling == "plain" else {"form": "residual", "ff_dim": 64}
+
+        def block() -> nn.Module:
+            attention = CrossAttention(dim, heads)
+            if name == "plain":
+                return PlainBlock(attention)
+            return CrossAttentionBlock(dim, attention, FeedForward(dim, 64))
+
         self.embed = nn.Linear(2, dim)
-        self.blocks = nn.ModuleList(ISAB(dim, heads, INDUCING, **options) for _ in range(2))
-        learned = pooling == "queries"
-        self.pool = LearnedQueryAttention(2, dim, heads, scale=1) if learned else PMA(dim, heads, 2, **options)
+        self.blocks = nn.ModuleList(ISAB(dim, INDUCING, block(), block()) for _ in range(2))
+        self.pool = LearnedQueryAttention(2, dim, heads) if name == "queries" else PMA(dim, 2, block())
         self.regress = nn.Linear(dim, 2)
         self.pointer = PointerAttention(dim, dim, dim)
 
@@ -79,19 +87,26 @@ class Model(nn.Module):
         return self.regress(pooled[:, 0]), pointed.squeeze(1)
 
 
-def main() -> None:
-    """Train, evaluate on unseen sets, draw."""
-    options = parse(__doc__, steps=2000, pooling=["residual", "plain", "queries"])
-    model = Model(options.pooling)
+def learn(model: Model, steps: int) -> Results:
+    """Train on random sets."""
 
     def loss() -> Tensor:
         sets = draw(64)
         regressed, pointed = model(sets.x, sets.valid)
         return F.mse_loss(regressed, sets.largest()) + F.nll_loss(pointed, sets.target)
 
-    trained = train(loss, model.parameters(), options.steps, 3e-3)
-    name = "largest" if options.pooling == "residual" else f"largest-{options.pooling}"
-    report(name, judge(model, draw(UNSEEN)) | trained, show(model, draw(6)), options)
+    return train(loss, model.parameters(), steps, 3e-3)
+
+
+def main() -> None:
+    """Train each model, evaluate it on unseen sets, draw."""
+    options = parse(__doc__, steps=2000)
+    models, rows = [Model(name) for name in MODELS], []
+    for name, model in zip(MODELS, models, strict=True):
+        torch.manual_seed(SEED)
+        trained = learn(model, options.steps)
+        rows.append({"model": name, **judge(model, draw(UNSEEN)), **trained})
+    report("largest", {"rows": rows}, show(models[0], draw(6)), options)
 
 
 @torch.no_grad()

@@ -178,12 +178,6 @@ def test_cutoffs_beyond_the_vocabulary_are_rejected(cutoffs: tuple[int, ...] | N
         AdaptiveSoftmax(3, words, cutoffs)
 
 
-@pytest.mark.parametrize("cutoffs", [(5, 5), (9, 4), (2, 8, 4, 9)])
-def test_cutoffs_must_increase(cutoffs: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="a cluster would be empty"):
-        AdaptiveSoftmax(3, 10, cutoffs)
-
-
 @pytest.mark.parametrize("value", ["[5, 5]", "[9, 4]", "[0, 4]", "some"])
 def test_wrong_cutoffs_are_named(value: str) -> None:
     with pytest.raises(LmtrainError, match=r"model\.output_cutoffs"):

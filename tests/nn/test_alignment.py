@@ -68,15 +68,6 @@ def left_to_right(stops: Tensor) -> list[int]:
     return places
 
 
-def test_alignments_of_zeros_and_ones_walk_from_left_to_right() -> None:
-    torch.manual_seed(0)
-    stops = torch.rand(20, H, TQ, TK) < 0.4
-    result = expected_alignment(stops.float())
-    for b, h in itertools.product(range(20), range(H)):
-        places = left_to_right(stops[b, h])
-        assert torch.equal(result[b, h], torch.eye(TK + 1)[places, :TK])
-
-
 @pytest.mark.parametrize("training", [True, False], ids=["expected", "hard"])
 def test_monotonic_attention_equals_a_loop(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     noise = torch.randn(B, H, TQ, TK, dtype=torch.float64)

@@ -122,10 +122,10 @@ def test_chosen_lengths_give_that_many_positions_and_no_other(length: Length) ->
 def test_cross_weights_attend_to_the_source_only() -> None:
     model = make("predicted")
     positions = torch.arange(4) < torch.tensor(TARGET_LENGTHS).unsqueeze(-1)
-    weights = model.cross_weights(SOURCE, positions, VALID)
+    _, weights = model(SOURCE, positions, VALID)
     assert weights.shape == (2, 3, 2, 4, 6)
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 2, 4))
     assert weights[..., ~VALID[1]][:, 1].abs().max() == 0
     for row, length in enumerate(TARGET_LENGTHS):  # neither padding nor absent positions have an influence
-        alone = model.cross_weights(SOURCE[row : row + 1, : LENGTHS[row]], positions[row : row + 1, :length])
+        _, alone = model(SOURCE[row : row + 1, : LENGTHS[row]], positions[row : row + 1, :length])
         torch.testing.assert_close(weights[:, row, :, :length, : LENGTHS[row]], alone[:, 0])

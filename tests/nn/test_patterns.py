@@ -53,16 +53,6 @@ def test_one_query_has_dropout_without_gradients_too() -> None:
         assert not attend(query[:, :, :1], key, value, dropout=1.0).any()
 
 
-@pytest.mark.parametrize("wrong", [0, -1])
-def test_sizes_below_one_are_rejected(wrong: int) -> None:
-    with pytest.raises(ValueError, match=f"window={wrong} must"):
-        Pattern(window=wrong, stride=2)
-    with pytest.raises(ValueError, match=f"stride={wrong} must"):
-        Pattern(causal=True, stride=wrong)
-    with pytest.raises(ValueError, match=f"global_tokens={wrong} must"):
-        Pattern(window=1, global_tokens=wrong)
-
-
 @every_pattern
 @pytest.mark.parametrize(("biased", "scale"), [(False, None), (True, 0.9)])
 def test_attend_equals_a_loop_of_softmaxes(pattern: Pattern, biased: bool, scale: float | None) -> None:

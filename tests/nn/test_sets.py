@@ -2,26 +2,41 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmtrain.nn.attention import join_heads, split_heads
-from lmtrain.nn.blocks import FeedForward
-from lmtrain.nn.cross_attention import CrossAttention
-from lmtrain.nn.sets import ISAB, MAB, PMA, SAB, LearnedQueryAttention
+from lmtrain.nn.blocks import FeedForward, ResidualOptions
+from lmtrain.nn.cross_attention import CrossAttention, CrossAttentionBlock
+from lmtrain.nn.sets import ISAB, MAB, PMA, SAB, LearnedQueryAttention, PlainBlock
 from tests.nn.measuring import flops
 from tests.nn.patterns import loop
 
-FORMS: list[dict[str, Any]] = [
-    {"form": "plain"},
-    {"form": "residual", "norm_kind": "layer", "norm_position": "post", "activation": "relu"},
-    {"form": "residual", "norm_kind": "scale", "norm_position": "pre", "ff_dim": 12},
-]
 DIM, HEADS = 8, 2
+
+
+def plain() -> nn.Module:
+    return PlainBlock(CrossAttention(DIM, HEADS))
+
+
+def post_norm() -> nn.Module:
+    """The paper's own."""
+    options: ResidualOptions = {"norm_kind": "layer", "norm_position": "post"}
+    return CrossAttentionBlock(DIM, CrossAttention(DIM, HEADS), FeedForward(DIM, activation="relu"), **options)
+
+
+def pre_norm() -> nn.Module:
+    return CrossAttentionBlock(DIM, CrossAttention(DIM, HEADS), FeedForward(DIM, 12), norm_kind="scale")
+
+
+every_block = pytest.mark.parametrize("block", [plain, post_norm, pre_norm])
+
+
+def isab(block: Callable[[], nn.Module] = plain) -> ISAB:
+    return ISAB(DIM, 3, block(), block())
 
 
 def heads_loop(query: Tensor, key: Tensor, value: Tensor, heads: int, scale: float | None = None) -> Tensor:
@@ -64,65 +79,52 @@ def pre_norm_loop(layer: MAB, query: Tensor, values: Tensor) -> Tensor:
     return h + hidden
 
 
-def test_plain_form_rejects_options_of_the_other() -> None:
-    with pytest.raises(ValueError, match=r"the plain form has no ff_dim=12, norm_kind='rms'"):
-        MAB(DIM, HEADS, ff_dim=12, norm_kind="rms")
-
-
-@pytest.mark.parametrize("form", ["plain", "residual"])
-def test_attention_of_both_forms_takes_its_options(form: Literal["plain", "residual"]) -> None:
-    x, layer = torch.randn(2, 5, DIM), MAB(DIM, HEADS, form=form, attention_dropout=0.5, qk_norm=True)
-    assert not torch.equal(layer(x, x), layer(x, x))
-    assert torch.equal(layer.eval()(x, x), layer(x, x))
-    assert {"block.attention.query_norm.weight", "block.attention.key_norm.weight"} <= {*layer.state_dict()}
-
-
 def test_sab_and_isab_are_mab_of_the_set() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 5, DIM, dtype=torch.float64)
-    sab, isab = SAB(DIM, HEADS).double(), ISAB(DIM, HEADS, 3).double()
+    sab, induced = SAB(plain()).double(), isab().double()
     torch.testing.assert_close(sab(x), torch.stack([plain_loop(sab.block, row, row) for row in x]))
-    points = [plain_loop(isab.gather, isab.inducing.detach(), row) for row in x]
-    expected = [plain_loop(isab.spread, row, point) for row, point in zip(x, points, strict=True)]
-    torch.testing.assert_close(isab(x), torch.stack(expected))
+    points = [plain_loop(induced.gather, induced.inducing.detach(), row) for row in x]
+    expected = [plain_loop(induced.spread, row, point) for row, point in zip(x, points, strict=True)]
+    torch.testing.assert_close(induced(x), torch.stack(expected))
 
 
-@pytest.mark.parametrize(("options", "loop"), [*zip(FORMS, [plain_loop, post_norm_loop, pre_norm_loop], strict=True)])
+@pytest.mark.parametrize(
+    ("block", "loop"), [(plain, plain_loop), (post_norm, post_norm_loop), (pre_norm, pre_norm_loop)]
+)
 def test_pma_is_mab_of_its_seeds_and_the_set(
-    options: dict[str, Any], loop: Callable[[MAB, Tensor, Tensor], Tensor]
+    block: Callable[[], nn.Module], loop: Callable[[MAB, Tensor, Tensor], Tensor]
 ) -> None:
     torch.manual_seed(0)
-    x, layer = torch.randn(2, 5, DIM, dtype=torch.float64), PMA(DIM, HEADS, 3, **options).double()
+    x, layer = torch.randn(2, 5, DIM, dtype=torch.float64), PMA(DIM, 3, block()).double()
     torch.testing.assert_close(layer(x), torch.stack([loop(layer.block, layer.seeds.detach(), row) for row in x]))
 
 
-@pytest.mark.parametrize("scale", [None, 1.0])
-def test_learned_queries_take_the_place_of_projected_ones(scale: float | None) -> None:
+def test_learned_queries_take_the_place_of_projected_ones() -> None:
     torch.manual_seed(0)
-    layer = LearnedQueryAttention(3, DIM, HEADS, scale=scale).double()
+    layer = LearnedQueryAttention(3, DIM, HEADS).double()
     x = torch.randn(2, 4, DIM, dtype=torch.float64)
-    joined = [heads_loop(layer.queries.detach(), layer.key(row), layer.value(row), HEADS, scale) for row in x]
+    joined = [heads_loop(layer.queries.detach(), layer.key(row), layer.value(row), HEADS, scale=1.0) for row in x]
     torch.testing.assert_close(layer(x), torch.stack(joined) @ layer.output.weight.T)
 
 
-@pytest.mark.parametrize("options", FORMS)
-def test_encoders_are_equivariant_and_pools_invariant(options: dict[str, Any]) -> None:
+@every_block
+def test_encoders_are_equivariant_and_pools_invariant(block: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     x, order = torch.randn(2, 7, DIM), torch.randperm(7)
-    for encoder in (SAB(DIM, HEADS, **options), ISAB(DIM, HEADS, 3, **options)):
+    for encoder in (SAB(block()), isab(block)):
         torch.testing.assert_close(encoder(x[:, order]), encoder(x)[:, order])
         assert not torch.allclose(encoder(x[:, order]), encoder(x), atol=1e-3)
-    for pool in (PMA(DIM, HEADS, 2, **options), LearnedQueryAttention(2, DIM, HEADS)):
+    for pool in (PMA(DIM, 2, block()), LearnedQueryAttention(2, DIM, HEADS)):
         torch.testing.assert_close(pool(x[:, order]), pool(x))
 
 
-@pytest.mark.parametrize("options", FORMS)
-def test_padding_has_no_influence(options: dict[str, Any]) -> None:
+@every_block
+def test_padding_has_no_influence(block: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 7, DIM)
     valid = torch.arange(7) < torch.tensor([[4], [7]])
-    sab, isab, pma = SAB(DIM, HEADS, **options), ISAB(DIM, HEADS, 3, **options), PMA(DIM, HEADS, 2, **options)
-    for layer in (sab, isab, pma, LearnedQueryAttention(2, DIM, HEADS)):
+    for layer in (SAB(block()), isab(block), PMA(DIM, 2, block()), LearnedQueryAttention(2, DIM, HEADS)):
         padded, alone = layer(x, valid=valid), layer(x[:1, :4])
         torch.testing.assert_close(padded[:1, : alone.shape[1]], alone)
         torch.testing.assert_close(padded[1:], layer(x[1:]))
@@ -135,7 +137,7 @@ def test_a_set_of_padding_only_gives_no_nan() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 3, DIM, requires_grad=True)
     valid = torch.tensor([[True, True, False], [False, False, False]])
-    pooled = PMA(DIM, HEADS, 2)(ISAB(DIM, HEADS, 3)(x, valid=valid), valid=valid)
+    pooled = PMA(DIM, 2, plain())(isab()(x, valid=valid), valid=valid)
     assert not pooled[1].any()
     (gradient,) = torch.autograd.grad(pooled.sum(), x)
     assert gradient.isfinite().all()
@@ -143,11 +145,11 @@ def test_a_set_of_padding_only_gives_no_nan() -> None:
     assert not gradient[1].any()
 
 
-@pytest.mark.parametrize("options", FORMS)
-def test_cost_of_isab_is_linear_and_of_sab_quadratic(options: dict[str, Any]) -> None:
-    once, twice, four_times = (flops(ISAB(DIM, HEADS, 3, **options), n, DIM) for n in (16, 32, 64))
+@every_block
+def test_cost_of_isab_is_linear_and_of_sab_quadratic(block: Callable[[], nn.Module]) -> None:
+    once, twice, four_times = (flops(isab(block), n, DIM) for n in (16, 32, 64))
     assert four_times - twice == 2 * (twice - once) > 0
-    once, twice, four_times = (flops(SAB(DIM, HEADS, **options), n, DIM) for n in (16, 32, 64))
+    once, twice, four_times = (flops(SAB(block()), n, DIM) for n in (16, 32, 64))
     assert four_times - twice - 2 * (twice - once) == 6 * 16**2 * 4 * DIM  # 4 D for each pair: its score, its share
 
 
@@ -155,9 +157,9 @@ def test_cost_of_isab_is_linear_and_of_sab_quadratic(options: dict[str, Any]) ->
 def test_learned_points_start_different_and_on_the_scale_of_the_elements(dim: int) -> None:
     torch.manual_seed(0)
     x = torch.randn(8, 20, dim)
-    isab, pma, queries = ISAB(dim, 4, 16), PMA(dim, 4, 16), LearnedQueryAttention(16, dim, 4)
-    attention = isab.gather.block.attention
-    assert isinstance(attention, CrossAttention)
+    attention = CrossAttention(dim, 4)
+    block = PlainBlock(attention)
+    isab, pma, queries = ISAB(dim, 16, block, block), PMA(dim, 16, block), LearnedQueryAttention(16, dim, 4)
 
     def scores(query: Tensor) -> float:
         """The spread over the elements of the scores that these queries (.., D) give."""
