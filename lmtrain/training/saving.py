@@ -5,10 +5,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 from torch import Tensor
 
-from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.tensor_files import rows_name
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
@@ -20,7 +18,8 @@ class CheckpointSaver:
 
     The main process writes tensors that are not sharded. Each process writes its own rows of sharded tensors; none are
     sent. A write error is raised by the next call of any method, and at the end of the block at the latest. Between
-    `save` and the next `wait` the newest complete checkpoint may be the previous one.
+    `save` and the next `wait` the newest complete checkpoint may be the previous one. The thread computes nothing with
+    torch, which would start OpenMP threads for it: with more of them than cores, all later steps take a third longer.
     """
 
     def __init__(self, run_dir: Path, keep: int, processes: ProcessGroup = SINGLE_PROCESS) -> None:
@@ -63,13 +62,6 @@ class CheckpointSaver:
             pending.result()
 
     def _write(self, step: int, tensors: checkpoint.Tensors, info: dict[str, Any], processes: ProcessGroup) -> None:
-        for group, named in tensors.items():
-            for name, tensor in named.items():
-                if tensor.numel() and not _is_finite(tensor):
-                    raise LmtrainError(
-                        f"step {step}: {group} tensor {name} is not finite, so this checkpoint was not written: "
-                        "lower train.lr or raise train.warmup"
-                    )
         checkpoint.save(self._run_dir, step, tensors, info, processes)
         if processes.is_main:
             run_checkpoints.prune(self._run_dir, self._keep)
@@ -85,13 +77,3 @@ def _copies(named: Mapping[str, Tensor], is_main: bool) -> dict[str, Tensor]:
         elif is_main:
             copies[name] = tensor.detach().to("cpu", copy=True)
     return copies
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    """Whether all elements of a tensor on the CPU are finite, by the minimum and maximum.
-
-    This uses numpy, because torch would start OpenMP threads for the saver's thread too. With more threads than cores,
-    OpenMP threads no longer spin while they wait for each other, and all later training steps take a third longer.
-    """
-    values = tensor.numpy()
-    return bool(np.isfinite((values.min(), values.max())).all())

@@ -64,33 +64,3 @@ def test_a_failed_write_is_raised_and_leaves_the_previous_checkpoint(
         fail_to_save()
     assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
     assert weight(tmp_path, 1) == [1.0] * 4
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_tensors_that_are_not_finite_are_never_written(tmp_path: Path, value: float) -> None:
-    tensors = {**state(1.0), "optimizer": {"weight/exp_avg": torch.tensor([0.0, value])}}
-    with pytest.raises(LmtrainError, match="weight/exp_avg is not finite"), CheckpointSaver(tmp_path, keep=1) as saver:
-        saver.save(1, tensors, {"score": None})
-    assert not run_checkpoints.folders(tmp_path)
-
-
-@pytest.mark.usefixtures("two_threads")
-def test_writing_starts_no_threads_of_openmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With more threads than cores, those of the training steps would sleep instead of spin."""
-    found: list[set[str]] = []
-    real = disk.write
-
-    def running() -> set[str]:
-        return {path.name for path in Path("/proc/self/task").iterdir()}
-
-    def noted(path: Path, data: bytes) -> None:
-        found.append(running())
-        real(path, data)
-
-    monkeypatch.setattr(disk, "write", noted)
-    large = torch.ones(2**20)
-    large.add_(1.0)  # the threads of this one
-    before = running()
-    with CheckpointSaver(tmp_path, keep=1) as saver:
-        saver.save(1, {"model": {"weight": large}}, {"score": None})
-    assert {len(now - before) for now in found} == {1}  # one of an earlier test may end meanwhile
