@@ -1,19 +1,15 @@
 """`python -m lmtrain` is the `lmtrain` command."""
 
-from lmtrain.system import signals
+import signal
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C ends it without a traceback, even while modules are being imported."""
-    signals.install()
-    try:
-        from lmtrain.cli.app import main as run
+    """Run the command line. Ctrl-C ends it at once, without a traceback; while a run is trained, see `signals.py`."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as in a shell's background job
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from lmtrain.cli.app import main as run
 
-        run()
-    finally:
-        signals.uninstall()
-        if signals.ending():  # an interrupt is not reported as an error, nor is what it caused
-            raise SystemExit(signals.INTERRUPTED) from None
+    run()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from lmtrain.cli.output import show
 from lmtrain.errors import UsageError
 from lmtrain.system import launcher
 from lmtrain.system.messages import log
-from lmtrain.system.signals import INTERRUPTED
 
 if TYPE_CHECKING:
     from lmtrain.training.plan import RunPlan
@@ -104,6 +103,7 @@ def _profile(plan: "RunPlan", as_json: bool) -> None:
 def _train(plan: "RunPlan", as_json: bool) -> None:
     """Train to the end of the budget; the main process prints the outcome."""
     from lmtrain.api.train import train_plan
+    from lmtrain.system.signals import INTERRUPTED
 
     outcome = train_plan(plan)
     run_dir, score, is_main = plan.run_dir, outcome.score, launcher.is_main_process()

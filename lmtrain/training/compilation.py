@@ -56,8 +56,6 @@ def compiled_forward(
         with warnings.catch_warnings(), autocast(device, precision), _attention_kernels(config.model):
             # PyTorch recommends TF32, which bf16 does not need and fp32 must not use.
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
-            # Ctrl-C while the compiler traces the backward pass is not an error, but would be reported as one.
-            warnings.filterwarnings("ignore", "Error detected in", UserWarning)
             for _ in range(3 if options else 1):  # a graph is first run as kernels, then captured, then replayed
                 objective.zero_grad(set_to_none=True)
                 nats = compiled(inputs, targets)  # which lives through the backward pass, as in training

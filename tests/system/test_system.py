@@ -5,6 +5,7 @@ import importlib.util
 import io
 import itertools
 import logging
+import os
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from torch.torch_version import TorchVersion
 
 from lmtrain.errors import LmtrainError
 from lmtrain.system import device as devices
-from lmtrain.system import distributed, signals
+from lmtrain.system import distributed
 from lmtrain.system.device import choose_device, choose_precision, missing_to_compile
 from lmtrain.system.machine import explain_out_of_memory, peak_flops
 from lmtrain.system.messages import log, log_level
@@ -83,7 +84,7 @@ def test_what_compiling_lacks_is_named(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_first_signal_is_recorded_and_a_second_ctrl_c_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals, "_end_at_once", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(os, "_exit", Mock(side_effect=KeyboardInterrupt))
     previous = signal.getsignal(signal.SIGINT)
     with catch_stop_signals(ProcessGroup()) as stop:
         stop.check()
@@ -217,15 +218,6 @@ def test_a_product_that_takes_long_is_not_repeated(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch, "mm", product)
     peak_flops(CPU, "fp32")
     assert sizes == [192] * 5 + [384] * 5 + [768] * 2
-
-
-def test_a_background_job_keeps_ignoring_ctrl_c() -> None:
-    code = (
-        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from lmtrain.system import signals; "
-        "signals.install(); signal.raise_signal(signal.SIGINT); print('not interrupted')"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "not interrupted\n")
 
 
 def test_messages_are_not_repeated_by_the_root_logger(

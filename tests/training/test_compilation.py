@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-import warnings
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
@@ -191,31 +190,6 @@ def test_memory_exhausted_while_compiling_is_not_a_compiler_error(
     monkeypatch.setattr(torch, "compile", failing(error))
     with pytest.raises(type(error), match=str(error)):
         start(change(tiny, train__compile=wanted))
-
-
-@pytest.mark.usefixtures("long_run")
-def test_ctrl_c_while_the_backward_pass_is_traced_gives_no_report_of_an_error(
-    tiny: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Interrupted(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, *_: Tensor) -> None:
-            raise KeyboardInterrupt
-
-    def trace(*_: Tensor) -> None:
-        with torch.autograd.set_detect_anomaly(True):
-            Interrupted.apply(torch.ones(1, requires_grad=True)).backward()  # type: ignore[no-untyped-call]
-
-    monkeypatch.setattr(torch, "compile", lambda model, **_: trace)
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        with pytest.raises(KeyboardInterrupt):
-            start(tiny)
-    assert not seen
 
 
 def test_a_missing_compiler_is_a_note_or_with_compile_true_an_error(
