@@ -1,4 +1,4 @@
-"""Stop signals: SIGINT (Ctrl-C), SIGUSR1, SIGTERM and SIGHUP (a closed terminal) end training after it has saved.
+"""Stop signals: SIGINT (Ctrl-C), SIGTERM and SIGHUP (a closed terminal) end training after it has saved.
 
 Outside training they have their default action, which ends the process at once.
 """
@@ -16,33 +16,29 @@ INTERRUPTED = 130
 
 
 class Interrupted(Exception):  # noqa: N818 -- not an error
-    """Raised by `StopSignal.check`, with the name of the signal."""
+    """Raised by `StopSignal.check`."""
 
 
 class StopSignal:
-    """A request to end training: the first signal for it that a process received; if these differ, the largest number.
-
-    All `processes` stop at the same `check`. The main process prints at once that it has received the signal.
-    """
+    """A request to end training, which any of the `processes` may have received; all stop at the same `check`."""
 
     def __init__(self, processes: ProcessGroup) -> None:
-        self.number = 0
+        self.received = False
         self._processes = processes
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
-        """Record the signal: this is the signal handler. A Ctrl-C after another signal ends the process at once."""
-        if self.number and number == signal.SIGINT:
+        """Record a signal: this is the signal handler. A Ctrl-C after another signal ends the process at once."""
+        if self.received and number == signal.SIGINT:
             self._print("interrupted again: exited; the same command resumes from the last checkpoint, if any")
             os._exit(INTERRUPTED)
-        if not self.number:
-            self.number = number
+        if not self.received:
+            self.received = True
             self._print("stopping: saving a checkpoint (Ctrl-C again exits without saving)")
 
     def check(self) -> None:
         """Raise Interrupted if any process has received a signal. Called by all processes."""
-        number = int(max(self._processes.all_gather(self.number)))
-        if number:
-            raise Interrupted(signal.Signals(number).name)
+        if any(self._processes.all_gather(self.received)):
+            raise Interrupted
 
     def _print(self, message: str) -> None:
         """Write a line to stderr in the main process, without Python's buffers, as a signal handler must."""
@@ -54,18 +50,15 @@ class StopSignal:
 
 @contextmanager
 def catch_stop_signals(processes: ProcessGroup) -> Iterator[StopSignal]:
-    """Handle SIGINT, SIGTERM, SIGUSR1 and SIGHUP inside the block, and restore the previous handlers after it.
+    """Handle SIGINT, SIGTERM and SIGHUP inside the block, and restore the previous handlers after it.
 
-    A signal whose handler is not Python's own, as in a program that embeds Python, is left to that handler, and SIGHUP
-    stays ignored if it is, as by `nohup`.
+    SIGHUP stays ignored if it is, as by `nohup`.
     """
     stop = StopSignal(processes)
-    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+    numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
-    previous = {
-        number: signal.signal(number, stop.handle) for number in numbers if signal.getsignal(number) is not None
-    }
+    previous = {number: signal.signal(number, stop.handle) for number in numbers}
     try:
         yield stop
     finally:

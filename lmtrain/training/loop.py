@@ -69,8 +69,8 @@ def _train(trainer: Trainer) -> Outcome:
             train_step(trainer.state, lr)
             trainer.after_step(lr)
         return trainer.finish()
-    except Interrupted as signal:
-        return trainer.save_interrupted(str(signal))
+    except Interrupted:
+        return trainer.save_interrupted()
 
 
 def train_step(state: TrainState, lr: float, measure: Measure = nullcontext) -> None:

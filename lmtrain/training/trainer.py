@@ -123,13 +123,13 @@ class Trainer:
         )
         return outcome
 
-    def save_interrupted(self, signal: str) -> Outcome:
-        """Save a checkpoint of the current step, unless there is one, after the signal of this name."""
+    def save_interrupted(self) -> Outcome:
+        """Save a checkpoint of the current step, unless there is one."""
         step = self.state.counters.step
         if self._saved_step != step:
             self._save(None)
         self.saver.wait()
-        self.monitor.write_status("interrupted", step=step, signal=signal)
+        self.monitor.write_status("interrupted", step=step)
         return Outcome("interrupted", step, self.clock.seconds / 60, None, best_step=0)
 
     def _training_seconds(self) -> float:
