@@ -81,11 +81,9 @@ def _dry_run(plan: "RunPlan", as_json: bool) -> None:
     """Print the configuration, and the sizes of the model, the data and the budget."""
     from lmtrain.config.loader import dump
     from lmtrain.training.announce import plan_lines, plan_sizes
-    from lmtrain.training.other_runs import check_other_runs
     from lmtrain.training.plan import prepare
 
     config, store = prepare(plan)
-    check_other_runs(config, store, plan.run_dir)
     sizes = plan_sizes(config, store)
     lines = [dump(config).rstrip(), "---", *plan_lines(config, sizes, store.tokenizer.kind)]
     show({"config": config.model_dump(mode="json"), **sizes}, "\n".join(lines), as_json)

@@ -13,37 +13,12 @@ from lmtrain.model.ensemble import Predictor
 from lmtrain.model.trained import TrainedWeights, build_predictor, trained_weights
 from lmtrain.storage import run_checkpoints
 from lmtrain.storage.files import sha256_bytes
-from lmtrain.storage.run_folder import CONFIG, TOKENIZER, has_checkpoint, is_run, step_of
+from lmtrain.storage.run_folder import TOKENIZER, step_of
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 
 _MAY_DIFFER = {"context", *DROPOUT_FIELDS}
 """Model fields that may differ from those of `train.init_from`; `context` may not with learned positions or
 Linformer."""
-
-
-def require_runs(config: Config) -> None:
-    """Raise LmtrainError if a teacher, or the run to start from, is not a run folder; the message proposes the one of
-    its name in `run.dir`."""
-    for teacher in config.train.teacher:
-        _require_run("train.teacher", teacher, config.run.dir)
-    if config.train.init_from is not None:
-        _require_run("train.init_from", config.train.init_from, config.run.dir)
-
-
-def _require_run(field: str, run_dir: Path, runs_dir: Path) -> None:
-    if not is_run(run_dir):
-        named = runs_dir / run_dir.name
-        example = f", as in {field}={named}" if is_run(named) else ""
-        raise LmtrainError(f"{field}={run_dir} is not a run folder: it has no {CONFIG}; give its path{example}")
-
-
-def check_other_runs(config: Config, store: TokenStore, run_dir: Path) -> None:
-    """Raise LmtrainError for an unsuitable teacher or, in a run without a checkpoint, an unsuitable run to start
-    from."""
-    for teacher in config.train.teacher:
-        _teacher(teacher, config, store)
-    if not has_checkpoint(run_dir):
-        initial_weights(config, store)
 
 
 def load_teacher(
@@ -96,12 +71,8 @@ def _best_weights(
     They are the same in all processes, even if that run is being trained. The run must have the tokenizer of `store`,
     and the model fields `same` must have the values of `config`.
     """
-
-    def best_step() -> str:
-        _require_run(field, run_dir, config.run.dir)
-        return str(step_of(run_checkpoints.choose(run_dir, "best")))
-
-    weights = trained_weights(run_dir, processes.on_main(best_step), "auto")
+    best_step = processes.on_main(lambda: str(step_of(run_checkpoints.choose(run_dir, "best"))))
+    weights = trained_weights(run_dir, best_step, "auto")
     if weights.tokenizer.sha256 != store.tokenizer.sha256:
         raise LmtrainError(
             f"{field}={run_dir} has another tokenizer, and so another vocabulary: give "

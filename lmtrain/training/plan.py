@@ -27,7 +27,6 @@ from lmtrain.storage.checkpoint import FORMAT
 from lmtrain.storage.files import read_manifest
 from lmtrain.storage.run_folder import TOKENIZER, default_name, find_run, has_checkpoint, run_config
 from lmtrain.system.device import choose_device, cores
-from lmtrain.training.other_runs import require_runs
 
 GPU_CORES = 15
 """A multiprocessor of a GPU counts as this many cores of a CPU, by the tokens per second of `wikitext2` on an H200,
@@ -59,14 +58,10 @@ def plan_run(source: ConfigSource, overrides: Sequence[str], resume: Path | None
     if source is not None:
         config = load(source, overrides)
         run_dir = _run_dir(config, source)
-        if not has_checkpoint(run_dir):
-            require_runs(config)
         return RunPlan(_with_absolute_paths(config, run_dir), run_dir)
-    named = load_fields(None, overrides, "run.dir", "run.name", "data.source", "train.init_from", "train.teacher")
-    run_dir = _run_dir(named, None)
+    run_dir = _run_dir(load_fields(None, overrides, "run.dir", "run.name", "data.source"), None)
     if has_checkpoint(run_dir):
         return _plan_existing(run_dir, overrides)
-    require_runs(named)
     config = _recipe(overrides, STAND_IN_TOKENS, vocab_size=0)
     return RunPlan(_with_absolute_paths(config, run_dir), run_dir, overrides)
 

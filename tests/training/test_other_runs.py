@@ -15,9 +15,9 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import run_checkpoints
 from lmtrain.training import train_state
-from lmtrain.training.other_runs import check_other_runs, initial_weights
+from lmtrain.training.other_runs import initial_weights, load_teacher
 from lmtrain.training.train_state import new_state
-from tests.helpers import Interrupt, Lmtrain, flip_bit
+from tests.helpers import CPU, Interrupt, Lmtrain, flip_bit
 from tests.training.helpers import change, last_hash, run
 
 
@@ -65,7 +65,6 @@ def test_a_resumed_run_does_not_need_its_base(
     interrupt_after(5)
     assert run(config, tmp_path / "parts")[0].status == "interrupted"
     shutil.rmtree(tmp_path / "base")
-    check_other_runs(config, store, tmp_path / "parts")
     _, notes = run(config, tmp_path / "parts")
     assert not any("starting" in note for note in notes)
     assert last_hash(tmp_path / "parts") == last_hash(tmp_path / "whole")
@@ -92,15 +91,11 @@ def test_fields_that_do_not_affect_the_weights_may_differ(
 @pytest.mark.parametrize(
     ("field", "fields", "message"),
     [
-        (
-            "init_from",
-            {"train__init_from": "nowhere"},
-            r"train.init_from=nowhere is not a run folder: it has no config.yaml; give its path$",
-        ),
-        ("init_from", {"train__init_from": "a" * 5_000}, "is not a run folder: it has no config"),
+        ("init_from", {"train__init_from": "nowhere"}, "nowhere has no checkpoint 'best'; its checkpoints: none yet"),
+        ("init_from", {"train__init_from": "a" * 5_000}, "checkpoints can't be read: File name too long"),
         ("init_from", {"model__heads": 4}, "has model.heads=2, and this run 4: use the same"),
         ("init_from", {"model__mode": "windowed"}, "has model.mode=causal, and this run windowed: use the same"),
-        ("teacher", {"train__teacher": "nowhere"}, "train.teacher=nowhere is not a run folder"),
+        ("teacher", {"train__teacher": "nowhere"}, "nowhere has no checkpoint 'best'"),
         ("teacher", {"model__context": 32}, "reads 16 tokens at most: set model.context=16 or less"),
         ("teacher", {"model__mode": "windowed"}, "has model.mode=causal, and this run windowed"),
     ],
@@ -121,8 +116,6 @@ def test_an_unsuitable_run_is_rejected(
     with pytest.raises(LmtrainError, match=message):
         run(config, tmp_path / "run")
     assert not run_checkpoints.folders(tmp_path / "run")
-    with pytest.raises(LmtrainError, match=message):
-        check_other_runs(config, store, tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -135,11 +128,11 @@ def test_learned_positions_and_linformer_need_the_same_context(
     run(learned, tmp_path / "base")
     config = change(learned, model__context=24, train__init_from=str(tmp_path / "base"))
     with pytest.raises(LmtrainError, match=r"has model\.context=16, and this run 24: use the same"):
-        check_other_runs(config, store, tmp_path / "run")
+        initial_weights(config, store)
 
 
-def test_a_teacher_may_read_more_tokens(tiny: Config, store: TokenStore, base: Path, tmp_path: Path) -> None:
-    check_other_runs(change(tiny, train__teacher=str(base), model__context=8), store, tmp_path / "run")
+def test_a_teacher_may_read_more_tokens(tiny: Config, store: TokenStore, base: Path) -> None:
+    load_teacher(change(tiny, train__teacher=str(base), model__context=8), store, CPU)
 
 
 def test_a_damaged_base_is_rejected(continued: Config, base: Path, tmp_path: Path) -> None:
@@ -153,7 +146,7 @@ def test_a_run_on_own_text_starts_from_another_run_with_its_tokenizer(lmtrain: L
     base = next((workdir / "runs").iterdir())
     (workdir / "own.txt").write_text("".join(f"The river {number} ran past the town\n" for number in range(200)))
     given = ["train", "-c", str(base / "config.yaml"), "data.source=own.txt", "run.name=own", f"train.init_from={base}"]
-    rejected = lmtrain(*given, "--dry-run")
+    rejected = lmtrain(*given)
     remedy = f"tokenizer.file={base}/tokenizer.json"
     assert rejected.code == 1
     assert rejected.err.splitlines()[-1].endswith(f"has another tokenizer, and so another vocabulary: give {remedy}")
@@ -163,12 +156,3 @@ def test_a_run_on_own_text_starts_from_another_run_with_its_tokenizer(lmtrain: L
     assert (workdir / "runs/own/tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
     shutil.rmtree(base)
     assert lmtrain("eval", "--run", "runs/own").code == 0
-
-
-def test_the_name_of_a_run_instead_of_its_path_gets_its_path(
-    tiny: Config, store: TokenStore, base: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(base, tmp_path / "runs" / "base")
-    config = change(tiny, run__dir=str(tmp_path / "runs"), train__init_from="base")
-    with pytest.raises(LmtrainError, match=rf"; give its path, as in train\.init_from={tmp_path}/runs/base$"):
-        initial_weights(config, store)

@@ -197,17 +197,6 @@ def test_a_run_that_starts_from_another_has_its_model_and_tokenizer(folder: Path
         plan_run(None, [*fields, "run.name=other", "tokenizer.kind=word"])
 
 
-@pytest.mark.parametrize("source", [None, Path("c.yaml")])
-def test_another_run_that_does_not_exist_is_rejected_before_the_text_is_read(folder: Path, source: Path | None) -> None:
-    Path("c.yaml").write_text("")
-    train(plan_run(None, ["data.source=book.txt", *OWN]))
-    for field in "train.init_from", "train.teacher":
-        fields = ["data.source=book.txt", *OWN, f"{field}=book"]
-        with pytest.raises(LmtrainError, match=rf"{field}=book is not a run folder: .*, as in {field}=runs/book$"):
-            plan_run(source, [*fields, "run.name=other"])
-    plan_run(source, [*fields, "run.name=book"])  # what is trained already is not checked
-
-
 def test_a_teacher_is_found_from_any_folder(folder: Path) -> None:
     Path("runs/large").mkdir(parents=True)
     Path("runs/large/config.yaml").write_text("")
