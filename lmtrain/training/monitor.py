@@ -118,8 +118,7 @@ class RunMonitor(Monitor):
             self._file.flush()
         with write_errors(self._run_dir):
             for name, value in metrics.items():
-                redundant = name == "word_perplexity" and "bits_per_byte" in metrics  # one chart shows the score
-                if (kind, name) in CHARTS and not redundant:
+                if (kind, name) in CHARTS:
                     self._events.add_scalar(CHARTS[kind, name], value, step)
         if kind == "train":
             self._display(metrics)

@@ -52,7 +52,7 @@ def evaluate_step(state: TrainState, monitor: Monitor, stop: StopSignal) -> floa
     which is the cheapest way to compare steps.
     Raises Interrupted, with the counters unchanged, if a stop signal arrives before the evaluation is done.
     """
-    config, counters, tokenizer = state.config, state.counters, state.store.tokenizer
+    config, counters = state.config, state.counters
     stride = config.model.targets
     with evaluating(state.model, state.ema):
         score = validate(state, stride, config.train.eval_tokens, stop)
@@ -67,10 +67,7 @@ def evaluate_step(state: TrainState, monitor: Monitor, stop: StopSignal) -> floa
         counters.best, counters.stale = score.loss, 0
     else:
         counters.stale += 1
-    metrics = {"loss": score.loss, "word_perplexity": score.word_perplexity}
-    if tokenizer.kind != "word" and score.bits_per_byte is not None:
-        metrics["bits_per_byte"] = score.bits_per_byte
-    monitor.record(counters.step, "valid", metrics)
+    monitor.record(counters.step, "valid", score.figures())
     log.info(f"step {counters.step:,} valid:  loss {readable(score.loss, 3)}  {score.headline}")
     return score.loss
 

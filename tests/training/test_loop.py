@@ -263,20 +263,6 @@ def test_a_checkpoint_is_saved_when_save_minutes_have_passed_since_the_last_one(
     assert verified_steps(tmp_path) == [5, 7, 12]
 
 
-@pytest.mark.parametrize(("kind", "size"), [("word", None), ("bpe", 300)])
-def test_validation_shows_bits_per_byte_unless_tokens_are_words(
-    tiny: Config, tmp_path: Path, kind: str, size: int | None
-) -> None:
-    """Of a text without unknown words, for which words have bits per byte too."""
-    (tmp_path / "text.txt").write_text("the cat sat on a mat\n" * 300)
-    source = {"data__source": str(tmp_path / "text.txt"), "tokenizer__kind": kind, "tokenizer__vocab_size": size}
-    outcome, _ = run(change(tiny, **source), tmp_path / "run")
-    assert outcome.score is not None
-    assert outcome.score.bits_per_byte is not None
-    rows = [row for row in metrics(tmp_path / "run") if row["kind"] == "valid"]
-    assert {"bits_per_byte" in row for row in rows} == {kind == "bpe"}
-
-
 def test_an_interrupted_run_saves_no_step_twice(
     tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupt_after: Interrupt
 ) -> None:

@@ -70,7 +70,7 @@ def test_metrics_are_written_to_the_file_and_charted(tmp_path: Path) -> None:
     assert charts == {
         "loss/valid": [(1, 2.0), (2, 1.0)],
         "optimizer/learning_rate": [(1, 0.125), (2, math.inf)],
-        "perplexity/valid": [(1, 8.0)],
+        "perplexity/valid": [(1, 8.0), (2, 4.0)],
         "quality/bits_per_byte": [(2, 1.5)],
     }
 
