@@ -52,9 +52,9 @@ def train_plan(plan: RunPlan) -> Outcome:
     It computes gradients even if the caller has disabled them. Torch's CPU generator and number of threads are
     restored: a search that draws its settings from the generator would otherwise draw the same ones after each run.
     """
-    train, threads = plan.config.train, torch.get_num_threads()
+    threads = torch.get_num_threads()
     try:
-        with torch.random.fork_rng(devices=[]), join_processes(train.device, train.timeout_minutes) as processes:
+        with torch.random.fork_rng(devices=[]), join_processes(plan.config.train.device) as processes:
             with processes.main_first():
                 config, store = prepare(plan)
             if plan.recipe_overrides is not None:

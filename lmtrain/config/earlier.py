@@ -5,7 +5,14 @@ from typing import Any
 REMOVED = {
     "data": ("sources", "deduplicate"),
     "model": ("embedding_dropout", "output_bias"),
-    "train": ("adversarial_softmax", "embedding_weight_decay", "eval_epochs", "scheduled_sampling", "spike_sigmas"),
+    "train": (
+        "adversarial_softmax",
+        "embedding_weight_decay",
+        "eval_epochs",
+        "scheduled_sampling",
+        "spike_sigmas",
+        "timeout_minutes",
+    ),
     "eval": ("dynamic_decay", "dynamic_lr", "dynamic_embedding", "dynamic_rule"),
 }
 """Fields that were removed, by section."""

@@ -298,7 +298,6 @@ CHANGEABLE_FIELDS = frozenset(
         "train.compile",
         "train.threads",
         "train.parallel",
-        "train.timeout_minutes",
         "train.activation_checkpointing",
         "train.micro_batch",
         "train.loss_chunk",

@@ -26,8 +26,6 @@ class TrainConfig(Section):
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """How processes started by torchrun share a model. `ddp`: replicas; `fsdp`: shards, for models too large for one
     device."""
-    timeout_minutes: float = Field(10.0, gt=0)
-    """Minutes to wait for a process that does not answer before all of them exit."""
     activation_checkpointing: bool = False
     """Recompute a block's activations in the backward pass: less memory, more time, the same bits unless compiled."""
 

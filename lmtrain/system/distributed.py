@@ -18,6 +18,8 @@ from lmtrain.system.launcher import is_launched, is_main_process
 from lmtrain.system.messages import log, log_level
 from lmtrain.system.process_group import POLL_SECONDS, SINGLE_PROCESS, DistributedGroup, ProcessGroup
 
+TIMEOUT = timedelta(minutes=10)
+"""How long the processes wait for one that does not answer, before they end."""
 MAIN_REPORT_SECONDS = 5.0
 """How long a process that fails waits for the main process's error message."""
 
@@ -26,12 +28,12 @@ _joins = itertools.count()
 
 
 @contextmanager
-def join_processes(device: str, timeout_minutes: float) -> Iterator[ProcessGroup]:
+def join_processes(device: str) -> Iterator[ProcessGroup]:
     """Yield the processes of this run: those that torchrun started, or only this one.
 
     Only the main process reports messages and warnings.
     `device` is `auto`, `cpu` or `cuda`; each process takes the CUDA device of its local rank. Raises LmtrainError if
-    there are too few devices, and if another process ends or does not answer for `timeout_minutes`.
+    there are too few devices, and if another process ends or does not answer for `TIMEOUT`.
     """
     if not is_launched():
         yield SINGLE_PROCESS
@@ -43,16 +45,15 @@ def join_processes(device: str, timeout_minutes: float) -> Iterator[ProcessGroup
     if device_type == "cuda":
         _set_cuda_device()
     with _explain_lost_process():
-        timeout = timedelta(minutes=timeout_minutes)
-        kv_store, rank, world_size = next(iter(rendezvous("env://", timeout=timeout)))
+        kv_store, rank, world_size = next(iter(rendezvous("env://", timeout=TIMEOUT)))
         number = next(_joins)
         if number and dist.is_initialized():  # the run before has failed
             dist.destroy_process_group()
         kv_store = PrefixStore(f"join {number}", _of_this_start(kv_store))
         backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=kv_store, rank=rank, world_size=world_size, timeout=timeout)
+        dist.init_process_group(backend, store=kv_store, rank=rank, world_size=world_size, timeout=TIMEOUT)
         with log_level(logging.ERROR if rank else log.level):
-            yield DistributedGroup(kv_store, timeout)
+            yield DistributedGroup(kv_store, TIMEOUT)
         dist.destroy_process_group()  # not after an error: it could wait for the other processes
 
 
@@ -116,6 +117,6 @@ def _explain_lost_process() -> Iterator[None]:
             raise
         reason = (str(error).splitlines() or [""])[0][:160]
         raise LmtrainError(
-            "another process of this run has ended, or has not answered for train.timeout_minutes: see its message; "
+            "another process of this run has ended, or has not answered for 10 minutes: see its message; "
             f"the same command resumes from the last checkpoint, if one was saved ({reason})"
         ) from error

@@ -48,11 +48,11 @@ class Ranks:
         return statuses
 
 
-def train_ranks(size: int, work: Work, folder: Path, timeout_minutes: float = 0.5) -> Ranks:
+def train_ranks(size: int, work: Work, folder: Path) -> Ranks:
     """Processes that join and run `work`; each says what it returned, as JSON."""
 
     def program(say: Say) -> None:
-        with join_processes("cpu", timeout_minutes) as processes:
+        with join_processes("cpu") as processes:
             found = work(processes)
             if found is not None:
                 say(json.dumps(found))

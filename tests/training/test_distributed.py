@@ -276,6 +276,6 @@ def test_one_process_over_nccl_trains_like_one_without_a_group(
     server = meeting_place()
     for name, value in variables(0, 1, server.port).items():
         monkeypatch.setenv(name, value)
-    with join_processes("cuda", 1.0) as processes:
+    with join_processes("cuda") as processes:
         run(config, tmp_path / "group", processes=processes)
     assert_close_runs(tmp_path / "single", tmp_path / "group")

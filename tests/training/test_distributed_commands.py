@@ -60,7 +60,7 @@ def test_several_runs_are_trained_one_after_another(tmp_path: Path, data_dir: Pa
     """Under a torchrun that has started one program of two processes. Between the two, a run fails."""
 
     def program(say: Say) -> None:
-        given = [*TINY, "train.steps=2", "train.timeout_minutes=0.5", f"data.dir={data_dir}"]
+        given = [*TINY, "train.steps=2", f"data.dir={data_dir}"]
         first = lmtrain.train(*given, "run.name=a")
         with pytest.raises(LmtrainError, match="can't be divided"):
             lmtrain.train(*given, "train.batch_size=2")

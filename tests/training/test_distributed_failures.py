@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import run_checkpoints, run_folder
-from lmtrain.system import disk
+from lmtrain.system import disk, distributed
 from lmtrain.system.process_group import ProcessGroup
 from lmtrain.training import loop
 from lmtrain.training.loop import train_step
@@ -46,7 +47,8 @@ def test_if_a_process_dies_hangs_or_fails_all_end(
     def work(processes: ProcessGroup) -> None:
         run(config, tmp_path / "run", processes=processes)
 
-    ranks = train_ranks(2, work, tmp_path / "log", timeout / 60)
+    monkeypatch.setattr(distributed, "TIMEOUT", timedelta(seconds=timeout))
+    ranks = train_ranks(2, work, tmp_path / "log")
     assert ranks.children[0].end() == 1
     if number == signal.SIGSTOP:
         os.kill(ranks.children[1].process, signal.SIGKILL)
