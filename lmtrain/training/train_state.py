@@ -21,7 +21,7 @@ from lmtrain.model.objective import Objective
 from lmtrain.model.trained import TrainedWeights, check_default_dtype
 from lmtrain.storage.checkpoint import Checkpoint, Tensors
 from lmtrain.system.device import choose_device, choose_precision, set_threads
-from lmtrain.system.machine import is_out_of_memory, machine
+from lmtrain.system.machine import machine
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training.checkpoint_info import CheckpointInfo, Counters, SavedCounters, read_info
 from lmtrain.training.compilation import compiled_forward
@@ -212,14 +212,12 @@ def restore(state: TrainState, checkpoint: Checkpoint) -> None:
         copy_all(checkpoint.tensors["optimizer"], optimizer_tensors(state.model, state.optimizer))
         if state.ema:
             copy_all(checkpoint.tensors.get("ema", {}), state.ema)
-        if info.precision in (None, state.precision):  # a scaler rejects the state of one that was disabled
+        if saved.scaler:  # else it was disabled
             state.scaler.load_state_dict(saved.scaler)
-        statistics.skipped.fill_(saved.skipped)
-        statistics.in_a_row.fill_(saved.in_a_row)
-        statistics.sums.copy_(torch.tensor(saved.window, dtype=torch.float64))
-    except (RuntimeError, KeyError, ValueError) as error:
-        if is_out_of_memory(error):
-            raise
+    except (KeyError, ValueError) as error:
         raise LmtrainError(f"{checkpoint.folder} does not fit this model: {error}") from error
+    statistics.skipped.fill_(saved.skipped)
+    statistics.in_a_row.fill_(saved.in_a_row)
+    statistics.sums.copy_(torch.tensor(saved.window, dtype=torch.float64))
     for name in vars(state.counters):
         setattr(state.counters, name, getattr(saved, name))
