@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import re
 import sys
 import unicodedata
@@ -45,11 +44,8 @@ def log_level(level: int) -> Iterator[None]:
 
 
 def shows_bars() -> bool:
-    """Whether to show progress bars: INFO is reported, and stderr is a terminal with a width, for a bar to fill."""
-    with suppress(AttributeError, OSError):  # an object of the program, such as one that also writes to a file
-        is_wide = sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).columns > 0
-        return is_wide and log.isEnabledFor(logging.INFO)
-    return False
+    """Whether to show progress bars: INFO is reported, and stderr is a terminal."""
+    return log.isEnabledFor(logging.INFO) and getattr(sys.stderr, "isatty", bool)()
 
 
 def escaped(message: str) -> str:

@@ -4,7 +4,6 @@ import re
 import subprocess
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -170,15 +169,6 @@ def test_a_compiler_that_fails_is_a_note_or_with_compile_true_an_error(
     assert all(parameter.grad is None for parameter in state.model.parameters())
     with pytest.raises(LmtrainError, match=rf"{re.escape(reason)}.*set train\.compile=false"):
         start(change(tiny, train__compile=True))
-
-
-@pytest.mark.usefixtures("long_run")
-def test_a_compiler_without_a_cache_folder_is_a_note(
-    tiny: Config, monkeypatch: pytest.MonkeyPatch, notes: list[str]
-) -> None:
-    monkeypatch.setattr(torch, "compile", Mock(side_effect=OSError(2, "No such file or directory", "/cache")))
-    assert isinstance(start(tiny).forward, Objective)
-    assert notes[1].startswith("not compiling the model, which only costs speed: torch.compile failed (")
 
 
 @pytest.mark.usefixtures("long_run")

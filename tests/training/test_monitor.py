@@ -1,12 +1,10 @@
 """The monitor: the contents of metrics.jsonl and of TensorBoard (read by TensorBoard itself), and stderr."""
 
 import html
-import io
 import logging
 import math
 import os
 import re
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -182,30 +180,6 @@ def test_on_a_terminal_there_is_a_bar_with_the_share_of_the_budget(tmp_path: Pat
     assert re.search(r"step 10: +25%\|", seen)
     assert re.search(r"step 1,234: +50%\|.*00:00<.*loss 2\.000, ppl 7\.4, 5,000 tok/s", seen)
     assert re.search(r"\r +\ra note\r?\n", seen)  # the bar is erased before the line
-
-
-def test_a_terminal_without_a_width_gets_plain_lines(tmp_path: Path) -> None:
-    with terminal(columns=0) as screen:
-        reports = monitor(tmp_path)
-        reports.record(1, "train", {"loss": 2.0})
-        reports.close()
-        seen = screen()
-    assert seen.startswith("step 0/10 (0%)  loss 2.000")
-
-
-@pytest.mark.parametrize("base", [object, io.StringIO])
-def test_an_object_in_place_of_stderr_gets_plain_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: type
-) -> None:
-    """A program may put an object there that has no other methods, or that says it is a terminal, as IDLE's does."""
-    lines: list[str] = []
-    methods = {"write": lambda _, text: lines.append(text), "flush": lambda _: None}
-    console = type("Console", (base,), methods if base is object else methods | {"isatty": lambda _: True})
-    monkeypatch.setattr(sys, "stderr", console())
-    reports = monitor(tmp_path)
-    reports.record(1, "train", {"loss": 2.0})
-    reports.close()
-    assert lines == ["step 0/10 (0%)  loss 2.000", "\n"]
 
 
 def test_samples_and_pooling_weights_are_the_same_each_time(tiny: Config, store: TokenStore) -> None:
