@@ -117,21 +117,19 @@ def _schedule(train: TrainConfig, progress: float, warmup: float) -> float:
 
 
 def evaluation_due(
-    config: Config, validation_tokens: int, counters: Counters, progress: float, last_progress: float, affordable: bool
+    config: Config, validation_tokens: int, counters: Counters, progress: float, last_progress: float
 ) -> bool:
     """Whether to evaluate now, at `progress`; the last evaluation was at `last_progress`.
 
     With `eval_steps` this depends only on the step. Without, an evaluation is due in each twentieth of the budget, as
-    long as evaluations take no more than `EVALUATION_COST`. With a budget in time, `affordable` says whether that was
-    so until now. Otherwise their cost is estimated, so that a resumed run is evaluated at the same steps: training
-    takes three times as long per target as an evaluation.
+    long as evaluations take no more than `EVALUATION_COST`. That is estimated, so that a resumed run is evaluated at
+    the same steps: training takes three times as long per target as an evaluation.
     """
     train, steps = config.train, counters.step - counters.evaluated
     if steps == 0:
         return False
     if train.eval_steps is not None:
         return counters.step % train.eval_steps == 0
-    if train.max_minutes is None:
-        scored = min(train.eval_tokens or validation_tokens, validation_tokens)
-        affordable = steps >= scored / (3 * EVALUATION_COST * config.targets_per_step)
-    return affordable and int(EVALUATIONS * progress) > int(EVALUATIONS * last_progress)
+    scored = min(train.eval_tokens or validation_tokens, validation_tokens)
+    is_affordable = steps >= scored / (3 * EVALUATION_COST * config.targets_per_step)
+    return is_affordable and int(EVALUATIONS * progress) > int(EVALUATIONS * last_progress)

@@ -10,7 +10,7 @@ from lmtrain.system.signals import StopSignal
 from lmtrain.training.meter import Clock, Meter, check_divergence
 from lmtrain.training.monitor import Monitor, escape_markdown
 from lmtrain.training.saving import CheckpointSaver
-from lmtrain.training.schedule import EVALUATION_COST, Budget, evaluation_due, learning_rate
+from lmtrain.training.schedule import Budget, evaluation_due, learning_rate
 from lmtrain.training.train_state import TrainState, snapshot
 from lmtrain.training.validation import evaluate_step, final_score
 
@@ -67,10 +67,7 @@ class Trainer:
     def evaluation_is_due(self) -> bool:
         """Whether the current step is to be evaluated and has not been."""
         counters, valid = self.state.counters, self.state.store.split("valid")
-        affordable = self._evaluation_seconds <= EVALUATION_COST * self._training_seconds()
-        return evaluation_due(
-            self.state.config, valid.tokens, counters, self.progress(), self._evaluated_progress, affordable
-        )
+        return evaluation_due(self.state.config, valid.tokens, counters, self.progress(), self._evaluated_progress)
 
     def evaluate(self) -> None:
         """Evaluate the current step, and save a checkpoint with the score."""
