@@ -17,7 +17,7 @@ class CheckpointSaver:
     """Writes checkpoints in a thread, one at a time.
 
     The main process writes tensors that are not sharded. Each process writes its own rows of sharded tensors; none are
-    sent. A write error is raised by the next call of any method, and at the end of the block at the latest. Between
+    sent. A write error is raised by the next `save` or `wait`, and at the end of the block at the latest. Between
     `save` and the next `wait` the newest complete checkpoint may be the previous one. The thread computes nothing with
     torch, which would start OpenMP threads for it: with more of them than cores, all later steps take a third longer.
     """
@@ -46,11 +46,6 @@ class CheckpointSaver:
             self._pending = self._thread.submit(
                 self._write, step, copies, info, self._processes if sharded else SINGLE_PROCESS
             )
-
-    def check(self) -> None:
-        """Raise the error of the last checkpoint if its write has failed by now."""
-        if self._pending is not None and self._pending.done():
-            self.wait()
 
     def wait(self) -> None:
         """Wait until this process has written its files; in the main process, until the checkpoint is complete.

@@ -86,7 +86,6 @@ class Trainer:
             synchronize(self.state.device)
         self.clock.update()
         check_divergence(self.state)
-        self.saver.check()
         progress = self.progress()
         self.monitor.advance(step, progress)
         if is_logged:

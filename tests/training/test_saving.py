@@ -33,7 +33,6 @@ def test_the_copy_is_of_the_moment_of_saving(tmp_path: Path, monkeypatch: pytest
     with CheckpointSaver(tmp_path, keep=5) as saver:
         saver.save(1, tensors, {"score": None})
         tensors["model"]["weight"].fill_(2.0)  # the next step
-        saver.check()
         assert not run_checkpoints.folders(tmp_path)  # nothing is there until all of it is
         go.set()
         saver.save(2, tensors, {"score": None})
@@ -41,7 +40,7 @@ def test_the_copy_is_of_the_moment_of_saving(tmp_path: Path, monkeypatch: pytest
     assert weight(tmp_path, 2) == [2.0] * 4
 
 
-@pytest.mark.parametrize("call", ["check", "save", "wait", "end"])
+@pytest.mark.parametrize("call", ["save", "wait", "end"])
 def test_a_failed_write_is_raised_and_leaves_the_previous_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
@@ -53,9 +52,7 @@ def test_a_failed_write_is_raised_and_leaves_the_previous_checkpoint(
             saver.save(2, state(2.0), {"score": None})
             assert saver._pending is not None
             saver._pending.exception()  # until it is done
-            if call == "check":
-                saver.check()
-            elif call == "wait":
+            if call == "wait":
                 saver.wait()
             elif call == "save":
                 saver.save(3, state(3.0), {"score": None})
