@@ -57,7 +57,7 @@ class TrainConfig(Section):
     warmup: float = Field(0.02, ge=0)
     """Linear warmup of the learning rate: a fraction of the run or, if 1 or more, a number of steps."""
     decay: float = Field(0.2, gt=0, le=1)
-    """Fraction of the run over which `wsd` decays; at most 1 - `warmup`."""
+    """Fraction of the run over which `wsd` decays."""
     final_lr: float = Field(0.1, ge=0, le=1)
     """Learning rate at the end, as a fraction of the peak; the rate itself is at least 0.001 of the peak."""
     weight_decay: float = Field(0.1, ge=0)
@@ -119,11 +119,6 @@ class TrainConfig(Section):
             raise ValueError(
                 f"train.warmup={self.warmup:g} is a number of steps, and with train.max_minutes the schedule follows "
                 "the clock: give the warmup as a fraction of the run"
-            )
-        if self.schedule == "wsd" and self.warmup < 1 < self.warmup + self.decay - 1e-9:
-            raise ValueError(
-                f"train.warmup={self.warmup} and train.decay={self.decay} add up to more than the whole run: "
-                "lower one of them"
             )
         if self.batch_size % self.micro_batch_size:
             raise ValueError(

@@ -8,7 +8,7 @@ from lmtrain.config.schema import Config
 from lmtrain.config.train import TrainConfig
 from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import TokenStore
-from lmtrain.errors import LmtrainError, UsageError
+from lmtrain.errors import LmtrainError
 from lmtrain.training.checkpoint_info import Counters
 
 DEFAULT_EPOCHS = 10.0
@@ -62,18 +62,10 @@ def sample_order(config: Config, store: TokenStore) -> SampleOrder:
 def make_budget(config: Config, store: TokenStore) -> Budget:
     """Return the configured budget in steps and seconds. The last step of an epoch may reach into the next one.
 
-    Raises UsageError if the warmup is given in steps and they do not fit into the budget, and LmtrainError if the
-    training split is shorter than a sequence, whatever the unit of the budget.
+    Raises LmtrainError if the training split is shorter than a sequence, whatever the unit of the budget.
     """
-    train, steps = config.train, _budget_steps(config, sample_order(config, store).per_epoch())
-    if steps is not None and train.warmup >= 1:
-        decay = train.decay if train.schedule == "wsd" else 0.0
-        if train.warmup > (1 - decay + 1e-9) * steps:
-            raise UsageError(
-                f"train.warmup={train.warmup:g} does not fit into the run of {steps:,} steps"
-                f"{f' with train.decay={decay:g}' if decay else ''}: lower it"
-            )
-    return Budget(steps, None if train.max_minutes is None else 60.0 * train.max_minutes)
+    minutes, steps = config.train.max_minutes, _budget_steps(config, sample_order(config, store).per_epoch())
+    return Budget(steps, None if minutes is None else 60.0 * minutes)
 
 
 def _budget_steps(config: Config, samples_per_epoch: int) -> int | None:

@@ -235,10 +235,6 @@ def test_only_the_first_argument_may_be_a_text() -> None:
         (["model.attention=linear+local"], "a union is made of"),
         (["model.attention=linear", "model.position=alibi"], "model.position=alibi is a bias on attention scores"),
         (["model.attention=induced", "model.mode=windowed"], "inducing points have none"),
-        (
-            ["train.schedule=wsd", "train.warmup=0.5", "train.decay=0.6"],
-            r"train.warmup=0.5 and train.decay=0.6 add up to more than the whole run: lower one of them",
-        ),
         (["model.position=sinusoidal", "model.dim=7", "model.heads=1"], "sinusoidal needs an even model.dim, not 7"),
         (["tokenizer.eos_token=</s>"], "tokenizer.eos_token is a token of tokenizer.file: give the file"),
         (["train.warmup=1", "train.max_minutes=1"], r"train.warmup=1 is a number of steps, .* follows the clock"),

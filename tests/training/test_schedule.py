@@ -8,7 +8,7 @@ import pytest
 from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.config.train import TrainConfig
 from lmtrain.data.tokens import TokenStore
-from lmtrain.errors import LmtrainError, UsageError
+from lmtrain.errors import LmtrainError
 from lmtrain.training.announce import plan_sizes
 from lmtrain.training.checkpoint_info import Counters
 from lmtrain.training.schedule import Budget, evaluation_due, learning_rate, make_budget
@@ -33,16 +33,6 @@ def test_schedules_are_these_lists(kind: str) -> None:
     config = TrainConfig(**fields, warmup=0.2)
     found = [learning_rate(config, Budget(None, 50.0), 3, seconds) for seconds in (0, 5, 10, 20, 30, 40, 50)]
     assert found == pytest.approx([1e-3, *LISTS[kind][1:]])
-
-
-def test_a_warmup_in_steps_must_fit_into_the_run() -> None:
-    _budget(_config(steps=100, warmup=80, schedule="wsd", decay=0.2))
-    _budget(_config(steps=1000, warmup=200, schedule="wsd", decay=0.8))
-    _budget(_config(steps=100, warmup=100))
-    with pytest.raises(UsageError, match=r"train.warmup=81 does not fit .* of 100 steps with train.decay=0.2: lower"):
-        _budget(_config(steps=100, warmup=81, schedule="wsd", decay=0.2))
-    with pytest.raises(UsageError, match=r"train.warmup=101 does not fit into the run of 100 steps: lower it"):
-        _budget(_config(steps=100, warmup=101))
 
 
 def _config(**train: Any) -> Config:
