@@ -202,20 +202,6 @@ def test_the_peak_is_that_of_the_fastest_product_of_a_size_that_does_not_take_lo
     assert clock.calls == 1 + 4
 
 
-def test_a_product_that_takes_long_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in fp16 on a CPU, where one of twice the size takes sixteen times as long. The very first loads libraries."""
-    clock, sizes = SimpleNamespace(seconds=0.0), list[int]()
-
-    def product(left: torch.Tensor, _: torch.Tensor) -> None:
-        clock.seconds += 0.044 * (len(left) / 384) ** 4 if sizes else 2.0
-        sizes.append(len(left))
-
-    monkeypatch.setattr("lmtrain.system.machine.time", SimpleNamespace(perf_counter=lambda: clock.seconds))
-    monkeypatch.setattr(torch, "mm", product)
-    peak_flops(CPU, "fp32")
-    assert sizes == [192] * 5 + [384] * 5 + [768] * 2
-
-
 def test_messages_are_not_repeated_by_the_root_logger(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
