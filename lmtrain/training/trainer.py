@@ -8,7 +8,7 @@ from lmtrain.evaluation.perplexity import Score
 from lmtrain.system.device import synchronize
 from lmtrain.system.signals import StopSignal
 from lmtrain.training.meter import Clock, Meter, check_divergence
-from lmtrain.training.monitor import Monitor, escape_markdown
+from lmtrain.training.monitor import Monitor
 from lmtrain.training.saving import CheckpointSaver
 from lmtrain.training.schedule import Budget, evaluation_due, learning_rate
 from lmtrain.training.train_state import TrainState, snapshot
@@ -112,8 +112,6 @@ class Trainer:
         stopped_early = budget_left and self.out_of_patience()
         outcome = Outcome("stopped early" if stopped_early else "finished", step, minutes, score, best_step)
         self.monitor.record(step, "final", score.figures())
-        report = "\n".join(["the best checkpoint on the whole validation split:", *score.lines()])
-        self.monitor.text(step, "final", escape_markdown(report))
         self.monitor.write_status(
             outcome.status, step=step, minutes=minutes, best_step=best_step, valid=score.summary()
         )

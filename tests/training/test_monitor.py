@@ -73,12 +73,6 @@ def test_metrics_are_written_to_the_file_and_charted(tmp_path: Path) -> None:
     }
 
 
-def test_the_final_score_is_shown_as_a_text(base: Path) -> None:
-    (final,) = events(base).Tensors("final/text_summary")
-    shown = html.unescape(final.tensor_proto.string_val[0].decode())
-    assert re.search(r"the best checkpoint on the whole validation split:\s+word perplexity +\d+\.\d{3} ", shown)
-
-
 @pytest.mark.parametrize("step", [0, 4])
 def test_a_resumed_run_continues_its_curves(tmp_path: Path, step: int) -> None:
     """Points after the checkpoint are written again, here with other values: neither lost nor duplicated."""
