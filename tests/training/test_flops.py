@@ -14,21 +14,8 @@ from tests.training.helpers import change, start
 KINDS: dict[str, dict[str, object]] = {
     "causal": {},
     "windowed": {"model__mode": "windowed"},
-    "long": {"model__context": 300, "model__layers": 3},
     "local, long": {"model__context": 300, "model__attention": ["local", "full"], "model__layers": 2},
-    "linear": {"model__attention": "linear"},
-    "compressed": {"model__attention": "compressed", "model__compression": 4},
-    "linformer": {"model__attention": "linformer", "model__mode": "windowed", "model__projected_length": 5},
-    "induced": {
-        "model__attention": ["induced", "full"],
-        "model__layers": 2,
-        "model__mode": "windowed",
-        "model__inducing_points": 3,
-        "model__position": "learned",
-    },
-    "global in one layer": {"model__attention": ["full", "global"], "model__layers": 2},
     "copy": {"model__copy": True, "model__embed_dim": 8, "model__tie_embeddings": False},
-    "copy, windowed": {"model__copy": True, "model__mode": "windowed"},
     "bf16": {"train__precision": "bf16"},
 }
 

@@ -19,15 +19,8 @@ from tests.training.helpers import CIRCUMSTANCES, change, run, start
 
 IDENTITY: dict[str, Any] = {
     "run__seed": 2,
-    "model__mode": "windowed",
     "model__dim": 32,
-    "model__dropout": 0.2,
-    "train__batch_size": 8,
     "train__lr": 0.5,
-    "train__optimizer": "muon",
-    "train__ema": None,
-    "train__eval_steps": 6,
-    "train__patience": 3,
     "train__init_from": "runs/other",
     "train__steps": 24,
 }

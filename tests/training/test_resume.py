@@ -18,7 +18,7 @@ from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
-from lmtrain.storage import checkpoint, files, run_checkpoints, run_folder
+from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.checkpoint import Checkpoint
 from lmtrain.system import disk
 from lmtrain.training import loop, train_state, validation
@@ -278,17 +278,6 @@ def test_resume_on_cuda_gives_the_same_bits(
     run(config, tmp_path / "parts")
     run(config, tmp_path / "parts")
     assert last_hash(tmp_path / "whole") == last_hash(tmp_path / "parts")
-
-
-def test_another_number_of_threads_is_reported(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = [1]
-    monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
-    config = change(tiny, train__steps=4, train__eval_steps=2)
-    run(config, tmp_path)
-    files.remove_folder(run_checkpoints.choose(tmp_path, "last"))
-    _, notes = run(change(config, train__threads=2), tmp_path)
-    assert notes == ["CPU threads: 1 before, 2 now; the results may not be equal bit for bit"]
 
 
 def test_a_run_that_is_resumed_between_two_shares_is_evaluated_at_the_same_steps(
