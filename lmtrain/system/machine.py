@@ -64,22 +64,17 @@ def peak_memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error says that memory is exhausted.
+@contextmanager
+def explain_out_of_memory(remedy: str) -> Iterator[None]:
+    """Turn an error that PyTorch or Python raises when memory is exhausted into LmtrainError with this remedy.
 
     PyTorch's CPU allocator raises a plain RuntimeError; CUDA's libraries, and the compiler, errors of their own.
     """
     messages = "can't allocate memory", "out of memory", "OutOfMemoryError", "CUBLAS_STATUS_ALLOC_FAILED"
-    exhausted = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return exhausted or any(message in str(error) for message in messages)
-
-
-@contextmanager
-def explain_out_of_memory(remedy: str) -> Iterator[None]:
-    """Turn an error that PyTorch or Python raises when memory is exhausted into LmtrainError with this remedy."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
+        exhausted = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not exhausted and not any(message in str(error) for message in messages):
             raise
         raise LmtrainError(f"out of memory: {remedy}") from error

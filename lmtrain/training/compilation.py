@@ -14,7 +14,6 @@ from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.objective import Objective
 from lmtrain.system.device import autocast, missing_to_compile
-from lmtrain.system.machine import is_out_of_memory
 from lmtrain.system.messages import log
 from lmtrain.training.schedule import Budget
 
@@ -61,9 +60,7 @@ def compiled_forward(
                 nats = compiled(inputs, targets)  # which lives through the backward pass, as in training
                 nats.sum().backward()
                 del nats
-    except Exception as error:  # compilers raise any type; an error of the model recurs without compiling
-        if is_out_of_memory(error):
-            raise
+    except Exception as error:  # noqa: BLE001 -- compilers raise any type; other errors recur without compiling
         return uncompiled(f"torch.compile failed ({_reason(error)})")
     finally:
         objective.zero_grad(set_to_none=True)

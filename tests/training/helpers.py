@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
@@ -23,9 +22,6 @@ from lmtrain.training.loop import fit, train_step
 from lmtrain.training.train_state import TrainState, new_state
 from lmtrain.training.trainer import Outcome
 from tests.helpers import messages, state_hash
-
-OUT_OF_MEMORY = (torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory"))
-"""What PyTorch raises on a GPU and on a CPU when memory is exhausted."""
 
 LOGGED: dict[str, Any] = {
     "model__dim": 8,

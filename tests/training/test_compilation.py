@@ -16,7 +16,7 @@ from lmtrain.model.objective import Objective
 from lmtrain.training.compilation import _can_be_captured, _is_long, blank_batch
 from lmtrain.training.schedule import Budget, sample_order
 from tests.helpers import CPU, choices, compiles
-from tests.training.helpers import OUT_OF_MEMORY, change, start, take_step, without_dropout
+from tests.training.helpers import change, start, take_step, without_dropout
 
 LOCAL = {"model__context": 320, "model__attention": "local", "model__attention_window": 64}
 """Windows of the attention that are read without what is outside them."""
@@ -169,17 +169,6 @@ def test_a_compiler_that_fails_is_a_note_or_with_compile_true_an_error(
     assert all(parameter.grad is None for parameter in state.model.parameters())
     with pytest.raises(LmtrainError, match=rf"{re.escape(reason)}.*set train\.compile=false"):
         start(change(tiny, train__compile=True))
-
-
-@pytest.mark.usefixtures("long_run")
-@pytest.mark.parametrize("wanted", ["auto", True])
-@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["gpu", "cpu"])
-def test_memory_exhausted_while_compiling_is_not_a_compiler_error(
-    tiny: Config, monkeypatch: pytest.MonkeyPatch, wanted: Any, error: RuntimeError
-) -> None:
-    monkeypatch.setattr(torch, "compile", failing(error))
-    with pytest.raises(type(error), match=str(error)):
-        start(change(tiny, train__compile=wanted))
 
 
 def test_a_missing_compiler_is_a_note_or_with_compile_true_an_error(
