@@ -53,7 +53,9 @@ def join_processes(device: str) -> Iterator[ProcessGroup]:
         backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
         dist.init_process_group(backend, store=kv_store, rank=rank, world_size=world_size, timeout=TIMEOUT)
         with log_level(logging.ERROR if rank else log.level):
-            yield DistributedGroup(kv_store, TIMEOUT)
+            processes = DistributedGroup(kv_store, TIMEOUT)
+            yield processes
+            processes.barrier()  # torchrun may end the main process, which writes last, once another one has exited
         dist.destroy_process_group()  # not after an error: it could wait for the other processes
 
 

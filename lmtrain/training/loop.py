@@ -27,7 +27,7 @@ from lmtrain.training.randomness import noisy, step_seed
 from lmtrain.training.schedule import make_budget
 from lmtrain.training.sharding import full_tensor
 from lmtrain.training.train_state import TrainState
-from lmtrain.training.trainer import Outcome, Trainer
+from lmtrain.training.trainer import Outcome
 
 MEMORY_REMEDY = (
     "lower train.micro_batch or train.loss_chunk (the batch stays the same), model.context, model.dim or model.layers"
@@ -49,28 +49,20 @@ def fit(config: Config, store: TokenStore, run_dir: Path, processes: ProcessGrou
     budget = make_budget(config, store)
     with explain_out_of_memory(MEMORY_REMEDY), locked(run_dir, processes):
         checkpoint = checkpoint_to_resume(config, store, run_dir, processes)
-        outcome = finished_outcome(run_dir, config, budget, checkpoint, processes)
-        if outcome is None:
-            with open_run(config, store, run_dir, budget, checkpoint, processes) as trainer:
-                outcome = _train(trainer)
-        else:
+        if outcome := finished_outcome(run_dir, config, budget, checkpoint, processes):
             log.info(f"{run_dir} is finished, so nothing is trained: set run.name to train another run")
-    processes.barrier()  # torchrun may end the main process, which writes last, once another process has exited
-    return outcome
-
-
-def _train(trainer: Trainer) -> Outcome:
-    """Take steps until the run ends, and save its last checkpoint. Return the outcome."""
-    try:
-        if trainer.evaluation_is_due():  # a signal may have interrupted this step's evaluation
-            trainer.evaluate()
-        while trainer.progress() < 1.0 and not trainer.out_of_patience():
-            lr = trainer.learning_rate()
-            train_step(trainer.state, lr)
-            trainer.after_step(lr)
-        return trainer.finish()
-    except Interrupted:
-        return trainer.save_interrupted()
+            return outcome
+        with open_run(config, store, run_dir, budget, checkpoint, processes) as trainer:
+            try:
+                if trainer.evaluation_is_due():  # a signal may have interrupted this step's evaluation
+                    trainer.evaluate()
+                while trainer.progress() < 1.0 and not trainer.out_of_patience():
+                    lr = trainer.learning_rate()
+                    train_step(trainer.state, lr)
+                    trainer.after_step(lr)
+                return trainer.finish()
+            except Interrupted:
+                return trainer.save_interrupted()
 
 
 def train_step(state: TrainState, lr: float, measure: Measure = nullcontext) -> None:
