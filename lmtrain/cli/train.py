@@ -14,6 +14,7 @@ from lmtrain.system.messages import log
 
 if TYPE_CHECKING:
     from lmtrain.training.plan import RunPlan
+    from lmtrain.training.trainer import Outcome
 
 
 def train(
@@ -62,7 +63,9 @@ def train(
     elif profile:
         _profile(plan, as_json)
     else:
-        _train(plan, as_json)
+        from lmtrain.api.train import train_plan
+
+        _show_outcome(plan.run_dir, train_plan(plan), as_json)
 
 
 def _fields(prefixes: list[str]) -> None:
@@ -98,13 +101,11 @@ def _profile(plan: "RunPlan", as_json: bool) -> None:
     show(result, f"{profile_text(result)}\n\n{result['trace']}: open it at ui.perfetto.dev", as_json)
 
 
-def _train(plan: "RunPlan", as_json: bool) -> None:
-    """Train to the end of the budget; the main process prints the outcome."""
-    from lmtrain.api.train import train_plan
+def _show_outcome(run_dir: Path, outcome: "Outcome", as_json: bool) -> None:
+    """Print how the run ended, in the main process."""
     from lmtrain.system.signals import INTERRUPTED
 
-    outcome = train_plan(plan)
-    run_dir, score, is_main = plan.run_dir, outcome.score, launcher.is_main_process()
+    score, is_main = outcome.score, launcher.is_main_process()
     if score is None:
         if is_main:
             log.warning(
