@@ -57,12 +57,12 @@ class TiedOutput(nn.Module):
 class LanguageModel(nn.Module):
     """The causal model of a configuration; `build_model` makes it with its initial weights.
 
-    | method          | called by                                                      | returns                |
-    | --------------- | -------------------------------------------------------------- | ---------------------- |
-    | `forward`       | training, through `Objective`; validation during training      | -log p of targets      |
-    | `score`         | `lmtrain eval`, `Run.evaluate`, `Run.score`                    | the same, and "hidden" |
-    | `predict`       | `Objective` with a teacher; windowed decoding; exported models | log p of every token   |
-    | `start`, `step` | generation: prefill, and decode with a cache                   | log p of every token   |
+    | method          | called by                                          | returns                |
+    | --------------- | -------------------------------------------------- | ---------------------- |
+    | `forward`       | training; validation during training               | -log p of targets      |
+    | `score`         | `lmtrain eval`, `Run.evaluate`, `Run.score`        | the same, and "hidden" |
+    | `predict`       | distillation; windowed decoding; exported models   | log p of every token   |
+    | `start`, `step` | generation: prefill, and decode with a cache       | log p of every token   |
 
     The first three raise ValueError unless rows have 1 to `context` tokens; `start` reads the last `context` tokens.
     """
@@ -72,6 +72,7 @@ class LanguageModel(nn.Module):
         self.config = config
         self.causal = config.mode == "causal"
         self.vocab_size = vocab_size
+        self.loss_chunk: Chunk = "auto"  # in training; see `rows_at_once`
         dim, width = config.dim, config.embed_dim or config.dim
         self.embedding = Embedding(vocab_size, width)
         self.in_projection = nn.Linear(width, dim, bias=False) if width != dim else nn.Identity()
@@ -100,17 +101,15 @@ class LanguageModel(nn.Module):
         self.adaptive = AdaptiveSoftmax(width, vocab_size, config.output_cutoffs) if adaptive else None
         self.copying = ContextCopy(dim, config.norm) if config.copy else None
 
-    def forward(self, tokens: Tensor, targets: Tensor, loss_chunk: Chunk = "auto") -> Tensor:
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Return -log p of each target, in nats, float32: see `score`."""
-        return self.score(tokens, targets, loss_chunk)[0]
+        return self.score(tokens, targets)[0]
 
-    def score(
-        self, tokens: Tensor, targets: Tensor, loss_chunk: Chunk = "auto", temperature: float = 1.0
-    ) -> tuple[Tensor, Tensor]:
+    def score(self, tokens: Tensor, targets: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
         """Return -log p of each target, in nats, float32, and its hidden vector (B, S, E), the output layer's input.
 
         Tokens (B, T); targets (B, S), for the last S positions: if windowed, for the last one. `temperature` divides
-        the vocabulary's log-probabilities. `loss_chunk` (see `rows_at_once`) applies at a temperature of 1 only.
+        the vocabulary's log-probabilities.
         """
         encoded = self._encode(tokens)
         pooled = self._pool(encoded, tokens.shape[1] - targets.shape[1])
@@ -121,7 +120,8 @@ class LanguageModel(nn.Module):
         else:
             nats_of = target_nats if self.adaptive is None else self.adaptive.nats
             weight: Tensor = self.output.weight  # type: ignore[assignment]
-            nats = nats_of(vectors, weight, self.output_bias, labels, loss_chunk)
+            chunk = self.loss_chunk if self.training else "auto"
+            nats = nats_of(vectors, weight, self.output_bias, labels, chunk)
         nats = nats.view_as(targets)
         if self.copying is not None:
             nats = -self.copying.target_log_prob(-nats, pooled, self.copying.keys(encoded), tokens, targets)

@@ -6,13 +6,12 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Forward
-from lmtrain.model.objective import Objective
 from lmtrain.system.device import autocast, missing_to_compile
 from lmtrain.system.messages import log
 from lmtrain.training.schedule import Budget
@@ -25,7 +24,7 @@ KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EF
 
 
 def compiled_forward(
-    objective: Objective, config: Config, budget: Budget, device: torch.device, precision: str
+    objective: nn.Module, config: Config, budget: Budget, device: torch.device, precision: str
 ) -> Forward:
     """Return the objective, compiled if that is requested, possible and worth it; else unchanged.
 
@@ -108,12 +107,12 @@ def _can_be_captured(config: Config, device: torch.device) -> bool:
     return device.type == "cuda" and one_pass and config.model.output == "softmax"
 
 
-def _is_long(objective: Objective, config: Config, budget: Budget, device: torch.device) -> bool:
+def _is_long(objective: nn.Module, config: Config, budget: Budget, device: torch.device) -> bool:
     """Whether the run would take longer than PAYS_AFTER_SECONDS, at 6 operations per parameter and token (Kaplan et
     al., 2020). Counting the operations would take a second."""
     seconds = budget.seconds or float("inf")
     if budget.steps is not None:
-        parameters = sum(parameter.numel() for parameter in objective.model.parameters())
+        parameters = sum(parameter.numel() for parameter in objective.parameters() if parameter.requires_grad)
         tokens = budget.steps * config.train.batch_size * config.model.context
         seconds = min(seconds, 6.0 * parameters * tokens / ASSUMED_FLOPS[device.type])
     return seconds > PAYS_AFTER_SECONDS

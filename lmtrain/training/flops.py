@@ -10,7 +10,6 @@ from lmtrain.config.schema import Config, ModelConfig
 from lmtrain.data.tokens import TokenStore
 from lmtrain.model.build import build_uninitialized
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.objective import Objective
 from lmtrain.training.compilation import blank_batch
 
 
@@ -34,6 +33,7 @@ def step_flops(model: LanguageModel, config: Config, store: TokenStore) -> float
 def _matrix_products(config: ModelConfig, vocab_size: int, rows: int) -> int:
     """Return what torch counts in both passes of a micro-batch on fake tensors, without the tails of the output."""
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
-        objective = Objective(build_uninitialized(config, vocab_size), None)
-        objective(*blank_batch(config, rows, torch.device("cpu"))).sum().backward()
+        model = build_uninitialized(config, vocab_size)
+        model.loss_chunk = None
+        model(*blank_batch(config, rows, torch.device("cpu"))).sum().backward()
     return counter.get_total_flops()

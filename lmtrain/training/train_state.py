@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmtrain.config.loader import flat
 from lmtrain.config.schema import Config
@@ -16,8 +16,8 @@ from lmtrain.errors import LmtrainError
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.build import build_model, build_uninitialized, set_embedding, set_output_bias
 from lmtrain.model.cooccurrence import cooccurrence_embedding
+from lmtrain.model.distillation import Distillation
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.objective import Objective
 from lmtrain.model.trained import TrainedWeights, check_default_dtype
 from lmtrain.storage.checkpoint import Checkpoint, Tensors
 from lmtrain.system.device import choose_device, choose_precision, set_threads
@@ -59,8 +59,8 @@ class TrainState:
     config: Config
     model: LanguageModel
     forward: Forward
-    """The `Objective`: inputs and targets -> the loss of each target. Compiled, and wrapped in DDP, where that
-    applies."""
+    """Inputs and targets -> the loss of each target: the model, or its `Distillation` by a teacher. Compiled, and
+    wrapped in DDP, where that applies."""
     optimizer: AdamW
     scaler: torch.amp.GradScaler
     ema: dict[str, Tensor]
@@ -117,10 +117,12 @@ def new_state(
     else:
         model = build_uninitialized(config.model, vocab_size)
     model.encoder.activation_checkpointing = config.train.activation_checkpointing
-    teacher, teacher_hash = None, None
+    model.loss_chunk = config.train.loss_chunk
+    objective: nn.Module = model
+    teacher_hash = None
     if config.train.teacher:
         teacher, teacher_hash = load_teacher(config, store, device, processes)
-    objective = Objective(model, config.train.loss_chunk, teacher, config.train.teacher_weight)
+        objective = Distillation(model, teacher, config.train.teacher_weight)
     forward: Forward = objective
     strategy = choose_strategy(config, precision, processes)
     if strategy != "fsdp":  # sharding moves the model to the device block by block, and is not compiled

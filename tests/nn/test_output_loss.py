@@ -10,7 +10,6 @@ from torch import Tensor
 from lmtrain.config.schema import ModelConfig
 from lmtrain.model.build import build_model
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.objective import Objective
 from lmtrain.nn.chunked_loss import _backward_chunks, _forward_chunks, linear_cross_entropy
 from lmtrain.nn.output_loss import MAX_LOGIT_BYTES, Chunk, aligned, rows_at_once, target_nats
 from tests.nn.measuring import assert_near, largest_tensor
@@ -141,13 +140,14 @@ def model(**fields: object) -> LanguageModel:
     return build_model(ModelConfig.model_validate(values), VOCABULARY)
 
 
-def trained(objective: Objective, call: Any = None) -> list[Tensor]:
+def trained(model: LanguageModel, chunk: Chunk, call: Any = None) -> list[Tensor]:
     """Nats and the gradients of all parameters."""
+    model.loss_chunk = chunk
     generator = torch.Generator().manual_seed(1)
     inputs, targets = torch.randint(VOCABULARY, (2, 3, 12), generator=generator)
-    targets = targets[:, -objective.model.config.targets :]
-    nats = (objective if call is None else call)(inputs, targets)
-    return [nats.detach(), *torch.autograd.grad(nats.sum(), list(objective.parameters()), materialize_grads=True)]
+    targets = targets[:, -model.config.targets :]
+    nats = (model if call is None else call)(inputs, targets)
+    return [nats.detach(), *torch.autograd.grad(nats.sum(), list(model.parameters()), materialize_grads=True)]
 
 
 @pytest.mark.parametrize("mode", ["causal", "windowed"])
@@ -155,21 +155,22 @@ def trained(objective: Objective, call: Any = None) -> list[Tensor]:
 def test_a_model_has_the_same_loss_and_gradients(mode: str, fields: dict[str, object]) -> None:
     plain_model = model(mode=mode, **fields)
     with largest_tensor() as sizes:
-        found = trained(Objective(plain_model, 2))
+        found = trained(plain_model, 2)
     assert sizes.largest < 36 * VOCABULARY or mode == "windowed"
-    assert_near(found, trained(Objective(plain_model, None)), 1e-5)
+    assert_near(found, trained(plain_model, None), 1e-5)
     with torch.no_grad():
+        plain_model.loss_chunk = 2
         text = torch.arange(12).view(2, 6)
         targets = text[:, -plain_model.config.targets :]
-        expected = -plain_model.eval().predict(text).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-        torch.testing.assert_close(plain_model(text, targets, 2), expected)
+        expected = -plain_model.predict(text).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        torch.testing.assert_close(plain_model(text, targets), expected)
 
 
 def test_a_compiled_model_with_chunks_is_one_graph_and_equal() -> None:
-    objective = Objective(model(layers=0), 10)
-    compiled = torch.compile(objective, dynamic=False, fullgraph=True, backend="aot_eager")
+    plain_model = model(layers=0)
+    compiled = torch.compile(plain_model, dynamic=False, fullgraph=True, backend="aot_eager")
     with torch.autocast("cpu", torch.bfloat16):
-        assert_near(trained(objective, compiled), trained(objective), 2e-2)
+        assert_near(trained(plain_model, 10, compiled), trained(plain_model, 10), 2e-2)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import Tensor
 from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.model.objective import Objective
+from lmtrain.model.language_model import LanguageModel
 from lmtrain.training.compilation import _can_be_captured, _is_long, blank_batch
 from lmtrain.training.schedule import Budget, sample_order
 from tests.helpers import CPU, choices, compiles
@@ -81,11 +81,11 @@ def test_only_plain_attention_without_dropout_is_compiled_with_that_of_cudnn(
     found = list[bool]()
     keys = set[str]()
 
-    def compiled(objective: Objective, **_options: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    def compiled(model: LanguageModel, **_options: Any) -> Callable[[Tensor, Tensor], Tensor]:
         def forward(inputs: Tensor, targets: Tensor) -> Tensor:
             found.append(torch.backends.cuda.cudnn_sdp_enabled())  # type: ignore[no-untyped-call]
             keys.add(torch.compiler.config.cache_key_tag)
-            result: Tensor = objective(inputs, targets)
+            result: Tensor = model(inputs, targets)
             return result
 
         return forward
@@ -118,10 +118,10 @@ def test_what_a_cuda_graph_may_capture(tiny: Config, fields: dict[str, Any], dev
 
 def test_only_a_run_of_three_minutes_is_compiled(tiny: Config) -> None:
     """By 6 operations for each of 20,198 parameters and 64 tokens of a step, at 3e11 a second."""
-    objective = Objective(start(tiny).model, "auto")
+    model = start(tiny).model
     budgets = [Budget(6_900_000, None), Budget(7_000_000, None), Budget(None, 180.0), Budget(None, 181.0)]
     budgets += [Budget(7_000_000, 180.0), Budget(6_900_000, 181.0), Budget(7_000_000, 181.0)]
-    found = [_is_long(objective, tiny, budget, CPU) for budget in budgets]
+    found = [_is_long(model, tiny, budget, CPU) for budget in budgets]
     assert found == [False, True, False, True, False, False, True]
 
 
@@ -164,7 +164,7 @@ def test_a_compiler_that_fails_is_a_note_or_with_compile_true_an_error(
 ) -> None:
     monkeypatch.setattr(torch, "compile", failing(error, late))
     state = start(tiny)
-    assert isinstance(state.forward, Objective)
+    assert isinstance(state.forward, LanguageModel)
     assert notes[1:] == [f"not compiling the model, which only costs speed: torch.compile failed ({reason})"]
     assert all(parameter.grad is None for parameter in state.model.parameters())
     with pytest.raises(LmtrainError, match=rf"{re.escape(reason)}.*set train\.compile=false"):
@@ -175,7 +175,7 @@ def test_a_missing_compiler_is_a_note_or_with_compile_true_an_error(
     tiny: Config, monkeypatch: pytest.MonkeyPatch, long_run: None, notes: list[str]
 ) -> None:
     monkeypatch.setattr("lmtrain.training.compilation.missing_to_compile", lambda device: "a C++ compiler")
-    assert isinstance(start(tiny).forward, Objective)
+    assert isinstance(start(tiny).forward, LanguageModel)
     assert notes == ["not compiling the model, which only costs speed: compiling needs a C++ compiler"]
     with pytest.raises(LmtrainError, match=r"train\.compile=true, but .* a C\+\+ compiler: set train\.compile=false"):
         start(change(tiny, train__compile=True))

@@ -13,9 +13,9 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.model.build import build_model
+from lmtrain.model.distillation import Distillation
 from lmtrain.model.ensemble import Ensemble
 from lmtrain.model.language_model import LanguageModel
-from lmtrain.model.objective import Objective
 from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.training.loop import train_step
 from lmtrain.training.other_runs import load_teacher
@@ -37,7 +37,7 @@ def test_the_loss_is_the_weighted_sum_of_the_texts_and_the_teachers(tiny: Config
     for parameter in other.parameters():
         parameter.data.mul_(2.0)  # sharper predictions
     tokens, targets = torch.randint(WORDS, (2, 16)), torch.randint(WORDS, (2, config.model.targets))
-    loss = Objective(model, "auto", other, 0.3)(tokens, targets)
+    loss = Distillation(model, other, 0.3)(tokens, targets)
     p, q = model.predict(tokens).double().exp(), other.eval().predict(tokens).double().exp()
     expected = torch.empty(targets.shape, dtype=torch.float64)
     for place in torch.ones(targets.shape).nonzero().tolist():
@@ -45,15 +45,14 @@ def test_the_loss_is_the_weighted_sum_of_the_texts_and_the_teachers(tiny: Config
         divergence = sum(theirs[word] * (theirs[word] / mine[word]).log() for word in range(WORDS))
         expected[tuple(place)] = -0.7 * mine[targets[tuple(place)]].log() + 0.3 * divergence
     assert torch.allclose(loss.double(), expected, atol=1e-5)
-    itself = Objective(model, "auto", model, 1.0)
+    itself = Distillation(model, model, 1.0)
     assert torch.allclose(itself(tokens, targets), torch.zeros(targets.shape), atol=1e-6)
 
 
 def test_the_teacher_is_not_trained_and_has_no_dropout(tiny: Config) -> None:
     model, other = build(tiny, 0), Ensemble([build(tiny, 1), build(tiny, 2)])
     before = {name: value.clone() for name, value in other.named_parameters()}
-    both = Objective(model.train(), "auto", other.train(), 0.5)
-    assert both.teacher is not None
+    both = Distillation(model.train(), other.train(), 0.5)
     tokens = torch.randint(WORDS, (2, 16))
     assert torch.equal(both.teacher.predict(tokens), both.teacher.predict(tokens))
     both(tokens, tokens).sum().backward()
@@ -65,7 +64,7 @@ def test_the_teacher_is_not_trained_and_has_no_dropout(tiny: Config) -> None:
 def test_the_loss_does_not_depend_on_later_tokens_and_compiles_into_one_graph(tiny: Config) -> None:
     config = change(tiny, model__copy=True)
     teacher = Ensemble([build(config, seed) for seed in (1, 2)])
-    both = Objective(build(config, 0).eval(), "auto", teacher, 0.5)
+    both = Distillation(build(config, 0).eval(), teacher, 0.5)
     tokens, targets = torch.randint(WORDS, (1, 16)), torch.randint(WORDS, (1, 16))
     changed = tokens.clone()
     changed[0, 9] = (changed[0, 9] + 1) % WORDS
@@ -88,8 +87,8 @@ def test_a_student_comes_closer_to_its_teacher_than_a_model_trained_on_the_text(
         state = start(config)
         for _ in range(30):
             train_step(state, 1e-2)
-        objective = Objective(state.model, "auto", load_teacher(learner, store, CPU)[0], 1.0)
-        return float(objective(tokens, tokens).mean().detach())
+        loss = Distillation(state.model, load_teacher(learner, store, CPU)[0], 1.0)
+        return float(loss(tokens, tokens).mean().detach())
 
     assert divergence(learner) < 0.2 * divergence(change(learner, train__teacher=None))
 
