@@ -15,23 +15,15 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Counters:
-    """The numbers of a run that the host changes while it is trained."""
+    """All numbers that a checkpoint must restore for a resumed run to equal an uninterrupted one."""
 
     step: Count = 0
     evaluated: Count = 0
-    """The step of the last evaluation."""
     best: Finite | None = None
-    """Nats per token of the best evaluation."""
     stale: Count = 0
-    """Evaluations in a row without a new best."""
-
-
-@dataclass
-class SavedCounters(Counters):
-    """All numbers that a checkpoint must restore for a resumed run to equal an uninterrupted one."""
-
+    """These four as in `TrainState`."""
     scaler: dict[str, int | Finite] = field(default_factory=dict)
     """`GradScaler.state_dict()`."""
     skipped: Count = 0
@@ -46,7 +38,7 @@ class SavedCounters(Counters):
 class CheckpointInfo:
     """What a resumed run reads in the manifest of a checkpoint: its counters, and how it was written."""
 
-    counters: SavedCounters
+    counters: Counters
     seconds: Amount
     """The time that the run had taken."""
     metrics_bytes: Count
@@ -66,7 +58,7 @@ class CheckpointInfo:
     micro_batch: int | None = None
 
 
-NEW_RUN = CheckpointInfo(SavedCounters(), seconds=0.0, metrics_bytes=0, threads=0, tokenizer="")
+NEW_RUN = CheckpointInfo(Counters(), seconds=0.0, metrics_bytes=0, threads=0, tokenizer="")
 """The info of a run that has no checkpoint yet."""
 
 

@@ -1,7 +1,7 @@
 """The training loop: `fit` trains a configuration until its budget is spent, and `train_step` is one of its steps.
 
 All randomness is a function of (seed, step, micro-batch) and the learning rate is a function of progress, so the state
-of a run is its tensors and the numbers in `SavedCounters`. A resumed run equals an uninterrupted one if the budget is
+of a run is its tensors and the numbers in `Counters`. A resumed run equals an uninterrupted one if the budget is
 in steps, epochs or tokens.
 """
 
@@ -73,7 +73,7 @@ def train_step(state: TrainState, lr: float, measure: Measure = nullcontext) -> 
     weights move toward the same weights again.
     """
     train, model, processes = state.config.train, state.model, state.processes
-    step, micro_batch_size = state.counters.step, train.micro_batch_size
+    step, micro_batch_size = state.step, train.micro_batch_size
     ids = state.store.split("train").ids
     total = torch.zeros((), device=state.device)
     for group in state.optimizer.param_groups:
@@ -106,5 +106,5 @@ def train_step(state: TrainState, lr: float, measure: Measure = nullcontext) -> 
         state.optimizer.zero_grad(set_to_none=True)
         if train.ema:
             update_ema(state.ema, model, train.ema, step)
-    state.counters.step += 1
+    state.step += 1
     state.statistics.add(total, grad_norm, skipped)

@@ -42,14 +42,14 @@ class Meter:
         if state.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(state.device)  # raised by measuring `peak_flops`
-        self._step, self._training_seconds = state.counters.step, 0.0
+        self._step, self._training_seconds = state.step, 0.0
 
     def metrics(self, lr: float, seconds: float, training_seconds: float) -> dict[str, float]:
         """Return the metrics of the steps since the last call, also if the run was resumed in between.
 
         `seconds` is what the run has taken, and `training_seconds` what the steps since the meter was made have taken.
         """
-        state, step = self._state, self._state.counters.step
+        state, step = self._state, self._state.step
         sums = state.statistics.sums
         loss, norm = (sums[:2] / sums[2]).tolist()  # NaN if all steps were skipped
         sums.zero_()
@@ -74,11 +74,11 @@ def check_divergence(state: TrainState) -> None:
 
     Reading their number waits for the device, so on a GPU this is checked up to 20 steps late.
     """
-    if state.device.type == "cuda" and state.counters.step % MAX_SKIPPED_IN_A_ROW:
+    if state.device.type == "cuda" and state.step % MAX_SKIPPED_IN_A_ROW:
         return
     in_a_row = int(state.statistics.in_a_row)
     if in_a_row >= MAX_SKIPPED_IN_A_ROW:
         raise LmtrainError(
-            f"training diverged: {in_a_row} steps in a row up to step {state.counters.step} were skipped, "
+            f"training diverged: {in_a_row} steps in a row up to step {state.step} were skipped, "
             "because their gradients were not finite: lower train.lr or raise train.warmup"
         )

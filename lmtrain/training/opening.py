@@ -100,7 +100,7 @@ def open_run(
                 monitor.write_status("running", step=step)
                 yield Trainer(state, run_dir, budget, clock, monitor, saver, stop)
         except BaseException:
-            monitor.write_status("failed", step=state.counters.step)
+            monitor.write_status("failed", step=state.step)
             raise
 
 

@@ -9,7 +9,6 @@ from lmtrain.config.train import TrainConfig
 from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
-from lmtrain.training.checkpoint_info import Counters
 
 DEFAULT_EPOCHS = 10.0
 EVALUATIONS = 20
@@ -109,19 +108,19 @@ def _schedule(train: TrainConfig, progress: float, warmup: float) -> float:
 
 
 def evaluation_due(
-    config: Config, validation_tokens: int, counters: Counters, progress: float, last_progress: float
+    config: Config, validation_tokens: int, step: int, evaluated: int, progress: float, last_progress: float
 ) -> bool:
-    """Whether to evaluate now, at `progress`; the last evaluation was at `last_progress`.
+    """Whether to evaluate now, at `progress`; the last evaluation, of the step `evaluated`, was at `last_progress`.
 
     With `eval_steps` this depends only on the step. Without, an evaluation is due in each twentieth of the budget, as
     long as evaluations take no more than `EVALUATION_COST`. That is estimated, so that a resumed run is evaluated at
     the same steps: training takes three times as long per target as an evaluation.
     """
-    train, steps = config.train, counters.step - counters.evaluated
+    train, steps = config.train, step - evaluated
     if steps == 0:
         return False
     if train.eval_steps is not None:
-        return counters.step % train.eval_steps == 0
+        return step % train.eval_steps == 0
     scored = min(train.eval_tokens or validation_tokens, validation_tokens)
     is_affordable = steps >= scored / (3 * EVALUATION_COST * config.targets_per_step)
     return is_affordable and int(EVALUATIONS * progress) > int(EVALUATIONS * last_progress)

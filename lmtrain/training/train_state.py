@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from lmtrain.storage.checkpoint import Checkpoint, Tensors
 from lmtrain.system.device import choose_device, choose_precision, set_threads
 from lmtrain.system.machine import machine
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
-from lmtrain.training.checkpoint_info import CheckpointInfo, Counters, SavedCounters, read_info
+from lmtrain.training.checkpoint_info import CheckpointInfo, Counters, read_info
 from lmtrain.training.compilation import compiled_forward
 from lmtrain.training.optimizers import AdamW, make_optimizer, optimizer_tensors
 from lmtrain.training.other_runs import load_teacher
@@ -52,9 +52,9 @@ class StepStatistics:
         self.sums.add_(torch.where(skipped | ~torch.isfinite(loss), 0.0, figures))
 
 
-@dataclass(frozen=True)
+@dataclass
 class TrainState:
-    """What a step reads and changes, and how it is computed. The fields are never rebound; their contents change."""
+    """What a step reads and changes, and how it is computed. Only the last four fields are rebound."""
 
     config: Config
     model: LanguageModel
@@ -79,8 +79,13 @@ class TrainState:
     teacher_hash: str | None
     """The hash of the teacher's checkpoint, or of the checkpoints of several; None without a teacher."""
     compiled: bool
-    counters: Counters = field(default_factory=Counters)
-    """The step, and the results of evaluations."""
+    step: int = 0
+    evaluated: int = 0
+    """The step of the last evaluation."""
+    best: float | None = None
+    """Nats per token of the best evaluation."""
+    stale: int = 0
+    """Evaluations in a row without a new best."""
 
 
 def new_state(
@@ -167,8 +172,11 @@ def snapshot(
     }
     statistics, train = state.statistics, state.config.train
     loss, norm, steps = statistics.sums.tolist()
-    counters = SavedCounters(
-        **vars(state.counters),
+    counters = Counters(
+        step=state.step,
+        evaluated=state.evaluated,
+        best=state.best,
+        stale=state.stale,
         scaler=state.scaler.state_dict(),
         skipped=int(statistics.skipped),
         in_a_row=int(statistics.in_a_row),
@@ -221,5 +229,4 @@ def restore(state: TrainState, checkpoint: Checkpoint) -> None:
     statistics.skipped.fill_(saved.skipped)
     statistics.in_a_row.fill_(saved.in_a_row)
     statistics.sums.copy_(torch.tensor(saved.window, dtype=torch.float64))
-    for name in vars(state.counters):
-        setattr(state.counters, name, getattr(saved, name))
+    state.step, state.evaluated, state.best, state.stale = saved.step, saved.evaluated, saved.best, saved.stale

@@ -42,32 +42,33 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self._meter = Meter(self.state)
-        counters = self.state.counters
-        self._saved_step = counters.step  # a resumed run has its checkpoint, and a new one has nothing to save
+        self._saved_step = self.state.step  # a resumed run has its checkpoint, and a new one has nothing to save
         self._evaluation_seconds = 0.0
         self._started = self._saved_seconds = self.clock.update()
-        if counters.step == 0:
+        if self.state.step == 0:
             self.budget = self.budget.with_setup(self._started)
         # Checkpoints store the step of the last evaluation, not its time: a budget in time takes the present time.
-        self._evaluated_progress = self.budget.progress(counters.evaluated, self._started)
+        self._evaluated_progress = self.budget.progress(self.state.evaluated, self._started)
 
     def progress(self) -> float:
         """Return the fraction of the budget that is spent, in [0, 1]."""
-        return self.budget.progress(self.state.counters.step, self.clock.seconds)
+        return self.budget.progress(self.state.step, self.clock.seconds)
 
     def learning_rate(self) -> float:
         """Return the learning rate of the next step."""
-        return learning_rate(self.state.config.train, self.budget, self.state.counters.step, self.clock.seconds)
+        return learning_rate(self.state.config.train, self.budget, self.state.step, self.clock.seconds)
 
     def out_of_patience(self) -> bool:
         """Whether the last `train.patience` evaluations had no new best score."""
         patience = self.state.config.train.patience
-        return patience is not None and self.state.counters.stale >= patience
+        return patience is not None and self.state.stale >= patience
 
     def evaluation_is_due(self) -> bool:
         """Whether the current step is to be evaluated and has not been."""
-        counters, valid = self.state.counters, self.state.store.split("valid")
-        return evaluation_due(self.state.config, valid.tokens, counters, self.progress(), self._evaluated_progress)
+        state, tokens = self.state, self.state.store.split("valid").tokens
+        return evaluation_due(
+            state.config, tokens, state.step, state.evaluated, self.progress(), self._evaluated_progress
+        )
 
     def evaluate(self) -> None:
         """Evaluate the current step, and save a checkpoint with the score."""
@@ -80,7 +81,7 @@ class Trainer:
 
     def after_step(self, lr: float) -> None:
         """Log, evaluate and save if that is due, then check for a stop signal."""
-        train, step = self.state.config.train, self.state.counters.step
+        train, step = self.state.config.train, self.state.step
         is_logged = step == 1 or step % train.log_steps == 0
         if is_logged:
             synchronize(self.state.device)
@@ -99,16 +100,16 @@ class Trainer:
 
     def finish(self) -> Outcome:
         """Evaluate the last step, wait for its checkpoint, and score the best checkpoint."""
-        if self.state.counters.evaluated != self.state.counters.step:
+        if self.state.evaluated != self.state.step:
             self.evaluate()
-        counters, processes = self.state.counters, self.state.processes
+        processes = self.state.processes
         # As of the last checkpoint: saving it may have spent what was left of a budget in time.
-        budget_left = self.budget.progress(counters.step, self._saved_seconds) < 1.0
+        budget_left = self.budget.progress(self.state.step, self._saved_seconds) < 1.0
         if not processes.is_main:
             self.saver.wait()  # if its write fails, the main process, which waits for it, fails too
         processes.on_main(self.saver.wait)  # if the main process's write fails, the others end
         score, best_step = final_score(self.state, self.run_dir, self.stop)
-        step, minutes = counters.step, self.clock.seconds / 60
+        step, minutes = self.state.step, self.clock.seconds / 60
         stopped_early = budget_left and self.out_of_patience()
         outcome = Outcome("stopped early" if stopped_early else "finished", step, minutes, score, best_step)
         self.monitor.record(step, "final", score.figures())
@@ -119,7 +120,7 @@ class Trainer:
 
     def save_interrupted(self) -> Outcome:
         """Save a checkpoint of the current step, unless there is one."""
-        step = self.state.counters.step
+        step = self.state.step
         if self._saved_step != step:
             self._save(None)
         self.saver.wait()
@@ -132,9 +133,9 @@ class Trainer:
 
     def _save(self, score: float | None) -> None:
         """Start saving a checkpoint; `score` is the validation loss at this step, or None if it is not evaluated."""
-        self._saved_step = self.state.counters.step
+        self._saved_step = self.state.step
         metrics_bytes = self.monitor.flush()
         self._saved_seconds = seconds = self.clock.update()
         prepared = self.budget.setup_seconds
         parts = snapshot(self.state, score, prepared=prepared, seconds=seconds, metrics_bytes=metrics_bytes)
-        self.saver.save(self.state.counters.step, *parts)
+        self.saver.save(self.state.step, *parts)

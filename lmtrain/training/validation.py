@@ -50,32 +50,32 @@ def evaluate_step(state: TrainState, monitor: Monitor, stop: StopSignal) -> floa
 
     The EMA weights are evaluated if there are any. A causal model's windows do not overlap (stride = context),
     which is the cheapest way to compare steps.
-    Raises Interrupted, with the counters unchanged, if a stop signal arrives before the evaluation is done.
+    Raises Interrupted, with the state unchanged, if a stop signal arrives before the evaluation is done.
     """
-    config, counters = state.config, state.counters
+    config = state.config
     stride = config.model.targets
     with evaluating(state.model, state.ema):
         score = validate(state, stride, config.train.eval_tokens, stop)
         if not math.isfinite(score.loss):
             raise LmtrainError(
-                f"the validation loss at step {counters.step} is not finite: lower train.lr, or raise train.warmup"
+                f"the validation loss at step {state.step} is not finite: lower train.lr, or raise train.warmup"
             )
         if state.strategy != "fsdp":  # a sharded model can't decode from a cached state
             show_samples(state, monitor)
-    counters.evaluated = counters.step
-    if counters.best is None or score.loss < counters.best:
-        counters.best, counters.stale = score.loss, 0
+    state.evaluated = state.step
+    if state.best is None or score.loss < state.best:
+        state.best, state.stale = score.loss, 0
     else:
-        counters.stale += 1
-    monitor.record(counters.step, "valid", score.figures())
-    log.info(f"step {counters.step:,} valid:  loss {readable(score.loss, 3)}  {score.headline}")
+        state.stale += 1
+    monitor.record(state.step, "valid", score.figures())
+    log.info(f"step {state.step:,} valid:  loss {readable(score.loss, 3)}  {score.headline}")
     return score.loss
 
 
 @torch.no_grad()
 def show_samples(state: TrainState, monitor: Monitor) -> None:
     """Show a sample for each of `train.sample_prompts`, and the pooling weights of the first validation tokens."""
-    config, model, store, step = state.config, state.model, state.store, state.counters.step
+    config, model, store, step = state.config, state.model, state.store, state.step
     options = replace(SAMPLED, max_tokens=config.train.sample_tokens)
     for sample in complete(model, store.tokenizer, config.train.sample_prompts, options):
         monitor.text(step, f"sample: {sample.prompt}", escape_markdown(sample.prompt + sample.completions[0].text))

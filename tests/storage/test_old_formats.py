@@ -42,11 +42,11 @@ def test_a_stored_run_can_be_resumed(name: str, folder: Path) -> None:
     state = new_state(run_folder.run_config(folder / "run"), store)
     stored = checkpoint.load(run_checkpoints.choose(folder / "run", "last"))
     restore(state, stored)
-    assert state.counters.step == stored.info["step"] == 10
+    assert state.step == stored.info["step"] == 10
     assert differences(state.config, config).keys() <= CHANGEABLE_FIELDS | BUDGET_FIELDS
     assert state.ema
     nats = [float(take_step(state, 0.01)[0]) for _ in range(40)]
-    assert state.counters.step == 50
+    assert state.step == 50
     assert sum(nats[-10:]) < sum(nats[:10])
 
 

@@ -1,6 +1,5 @@
 """What the tests of training share: changed configurations, short runs, curves, signals at a given moment."""
 
-import dataclasses
 import errno
 import json
 import logging
@@ -68,12 +67,16 @@ def run(
 
 
 def with_forward(state: TrainState, wrap: Callable[[Forward], Forward]) -> TrainState:
-    """The same training, its state shared, with another forward pass."""
-    return dataclasses.replace(state, forward=wrap(state.forward))
+    """The same training with another forward pass."""
+    state.forward = wrap(state.forward)
+    return state
 
 
-def scaled_loss(factor: float) -> Callable[[Forward], Forward]:
-    return lambda forward: lambda tokens, targets: forward(tokens, targets) * factor
+def scaled_step(state: TrainState, lr: float, factor: float) -> None:
+    """Take a step with the loss times `factor`."""
+    forward = state.forward
+    train_step(with_forward(state, lambda forward: lambda *batch: forward(*batch) * factor), lr)
+    state.forward = forward
 
 
 def take_step(state: TrainState, lr: float) -> Tensor:
@@ -85,7 +88,7 @@ def take_step(state: TrainState, lr: float) -> Tensor:
 
 def worsen(state: TrainState, _lr: float) -> None:
     """A step that makes the model worse from the third on."""
-    train_step(state, 0.5 if state.counters.step >= 2 else 1e-2)
+    train_step(state, 0.5 if state.step >= 2 else 1e-2)
     for name, value in state.model.named_parameters():
         state.ema[name].copy_(value.detach())
 

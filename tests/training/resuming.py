@@ -1,6 +1,5 @@
 """The tests of resuming: a reference run, the comparison of a resumed run with it, and copies for every kill."""
 
-import dataclasses
 import json
 import random
 import shutil
@@ -86,7 +85,7 @@ def state_of(state: TrainState) -> dict[str, str]:
         name: sha256_bytes(f"{value.dtype} {tuple(value.shape)}".encode() + value.contiguous().numpy().tobytes())
         for name, value in tensors.items()
     }
-    counters = dataclasses.asdict(state.counters) | {
+    counters = {name: getattr(state, name) for name in ("step", "evaluated", "best", "stale")} | {
         "scaler": state.scaler.state_dict(),
         "skipped": int(state.statistics.skipped),
         "in_a_row": int(state.statistics.in_a_row),
@@ -100,7 +99,7 @@ def begin(config: Config) -> TrainState:
     state = start(config)
 
     def overflowing(forward: Forward) -> Forward:
-        return lambda tokens, targets: forward(tokens, targets) * OVERFLOW.get(state.counters.step, 1.0)
+        return lambda tokens, targets: forward(tokens, targets) * OVERFLOW.get(state.step, 1.0)
 
     return with_forward(state, overflowing)
 
@@ -120,7 +119,7 @@ def take_steps(state: TrainState, count: int) -> list[Step]:
         patch.setattr(SampleOrder, "starts", noted)
         for _ in range(count):
             windows.clear()
-            lr = learning_rate(config, budget, state.counters.step, 0.0)
+            lr = learning_rate(config, budget, state.step, 0.0)
             skipped = int(state.statistics.skipped)
             train_step(state, lr)
             steps.append(Step(state_of(state), list(windows), int(state.statistics.skipped) > skipped))
@@ -130,13 +129,12 @@ def take_steps(state: TrainState, count: int) -> list[Step]:
 def refer(config: Config, run_dir: Path, count: int) -> Reference:
     """Train without an interruption, and save after every step."""
     state = begin(config)
-    counters = state.counters
-    counters.evaluated, counters.best, counters.stale = 2, 4.5, 1  # as after some evaluations
+    state.evaluated, state.best, state.stale = 2, 4.5, 1  # as after some evaluations
     reference = Reference(config, [], [])
     for _ in range(count):
         reference.steps += take_steps(state, 1)
         parts = train_state.snapshot(state, None, **CIRCUMSTANCES)
-        reference.folders.append(checkpoint.save(run_dir, counters.step, *parts))
+        reference.folders.append(checkpoint.save(run_dir, state.step, *parts))
     return reference
 
 

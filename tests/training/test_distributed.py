@@ -124,7 +124,7 @@ def test_a_run_resumes_with_any_number_of_processes(
     def step(state: TrainState, lr: float) -> None:
         train_step(state, lr)
         processes = state.processes
-        if state.counters.step <= 3 and processes.rank == processes.world_size - 1:
+        if state.step <= 3 and processes.rank == processes.world_size - 1:
             signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(loop, "train_step", step)
@@ -185,7 +185,7 @@ def test_each_process_reads_holds_and_writes_only_its_rows_of_a_sharded_state(
             monkeypatch.setattr(DTensor, name, None)  # no tensor may be gathered
         restore(state, found)
         with CheckpointSaver(target, 1, processes) as saver:
-            saver.save(state.counters.step, *snapshot(state, None, **CIRCUMSTANCES))
+            saver.save(state.step, *snapshot(state, None, **CIRCUMSTANCES))
         moments = [value for entries in state.optimizer.state.values() for value in entries.values() if value.ndim]
         return [sum(elements), sum((local_rows(value)[1] if is_sharded(value) else value).nbytes for value in moments)]
 
@@ -220,7 +220,7 @@ def test_scalar_gains_of_older_checkpoints_are_read(tiny: Config, tmp_path: Path
         state = start(config, processes)
         restore(state, checkpoint.load(run_checkpoints.choose(old, "last")))
         with CheckpointSaver(tmp_path / "resumed", 1, processes) as saver:
-            saver.save(state.counters.step, *snapshot(state, None, **CIRCUMSTANCES))
+            saver.save(state.step, *snapshot(state, None, **CIRCUMSTANCES))
 
     together(2, work, tmp_path / "log")
     assert last_hash(tmp_path / "resumed") == last_hash(new)

@@ -34,7 +34,7 @@ def test_if_a_process_dies_hangs_or_fails_all_end(
     """It is harmed in the fourth step."""
 
     def step(state: TrainState, lr: float) -> None:
-        if state.counters.step == 3 and state.processes.rank == 1:
+        if state.step == 3 and state.processes.rank == 1:
             if number is None:
                 raise RuntimeError("a fault")
             os.kill(os.getpid(), number)
@@ -168,7 +168,7 @@ step = loop.train_step
 
 def stepped(training, *rest):
     step(training, *rest)
-    if training.counters.step == 7 and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if training.step == 7 and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         os.kill(os.getpid(), signal.SIGKILL)
 
 loop.train_step = stepped

@@ -35,11 +35,10 @@ from tests.training.helpers import (
     metrics,
     run,
     run_state,
-    scaled_loss,
+    scaled_step,
     start,
     take_step,
     verified_steps,
-    with_forward,
     without_dropout,
     worsen,
 )
@@ -93,8 +92,8 @@ def test_a_step_with_a_gradient_that_is_not_finite_changes_neither_weights_nor_o
     before = state_of(state)
     assert state.config.train.ema is not None
     expected = {name: value.clone() for name, value in state.ema.items()}
-    update_ema(expected, state.model, state.config.train.ema, state.counters.step)
-    train_step(with_forward(state, scaled_loss(torch.nan)), 1e-2)
+    update_ema(expected, state.model, state.config.train.ema, state.step)
+    scaled_step(state, 1e-2, torch.nan)
     after = state_of(state)
     assert all(torch.equal(value, expected[name]) for name, value in state.ema.items())
     averaged = {name for name in before if name.startswith("ema/")}  # over steps, of which this is one
@@ -112,8 +111,7 @@ def test_divergence_stops_the_run_and_leaves_a_good_checkpoint(
     tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def diverge(state: TrainState, lr: float) -> None:
-        factor = torch.nan if state.counters.step >= 6 else 1.0
-        train_step(with_forward(state, scaled_loss(factor)), lr)
+        scaled_step(state, lr, torch.nan if state.step >= 6 else 1.0)
 
     monkeypatch.setattr(loop, "train_step", diverge)
     with pytest.raises(LmtrainError, match=r"diverged: 20 steps in a row up to step 26 were.*lower train\.lr"):
@@ -425,7 +423,7 @@ def test_the_rates_of_a_resumed_run_are_those_since_it_was_resumed(
     def step(state: TrainState, lr: float) -> None:
         clock.seconds += 1.0
         train_step(state, lr)
-        if state.counters.step == 3 and clock.seconds < 10:
+        if state.step == 3 and clock.seconds < 10:
             clock.seconds += 100.0
             signal.raise_signal(signal.SIGTERM)
 
@@ -439,7 +437,7 @@ def test_the_rates_of_a_resumed_run_are_those_since_it_was_resumed(
 
 def test_an_equal_score_is_no_new_best(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def count(state: TrainState, lr: float) -> None:
-        state.counters.step += 1
+        state.step += 1
 
     monkeypatch.setattr(loop, "train_step", count)
     outcome, _ = run(change(tiny, train__steps=100, train__eval_steps=2, train__patience=3), tmp_path)

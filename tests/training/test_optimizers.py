@@ -282,7 +282,7 @@ def test_muon_overfits_a_batch_at_a_learning_rate_of_adamw(tiny: Config) -> None
     for _ in range(60):
         before = [weight.detach().clone() for weight in hidden]
         losses.append(float(take_step(state, 1e-2)[0]))
-        state.counters.step = 0  # the same batch again
+        state.step = 0  # the same batch again
     moved = [float((old - new.detach()).square().mean().sqrt()) for old, new in zip(before, hidden, strict=True)]
     assert losses[-1] < 0.5 * losses[0]
     assert 0.5e-3 < min(moved) < max(moved) < 4e-3

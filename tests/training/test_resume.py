@@ -22,7 +22,7 @@ from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.checkpoint import Checkpoint
 from lmtrain.system import disk
 from lmtrain.training import loop, train_state, validation
-from lmtrain.training.checkpoint_info import SavedCounters
+from lmtrain.training.checkpoint_info import Counters
 from lmtrain.training.loop import train_step
 from lmtrain.training.train_state import TrainState, restore
 from tests.helpers import Child, Interrupt, compiles, flip_bit, messages
@@ -31,7 +31,7 @@ from tests.training.resuming import BATCH, MATRIX, SMALL, Reference, begin, copi
 
 EPOCHS, MORE = 2, 5
 CUT = 7
-FRESH = dataclasses.asdict(SavedCounters(scaler=torch.amp.GradScaler("cpu").state_dict()))
+FRESH = dataclasses.asdict(Counters(scaler=torch.amp.GradScaler("cpu").state_dict()))
 ITEMS = (
     "model/embedding.weight",
     *(f"optimizer/embedding.weight/{entry}" for entry in ("exp_avg", "exp_avg_sq", "step")),
@@ -101,8 +101,8 @@ def test_a_killed_process_frees_its_run_folder_and_the_run_is_resumed(
 
     def train(say: Callable[[str], None]) -> None:
         def step(state: TrainState, lr: float) -> None:
-            say(str(state.counters.step))
-            if state.counters.step == 7:
+            say(str(state.step))
+            if state.step == 7:
                 signal.alarm(60)  # in case the test itself ends first
                 signal.pause()
             train_step(state, lr)

@@ -10,7 +10,6 @@ from lmtrain.config.train import TrainConfig
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.training.announce import plan_sizes
-from lmtrain.training.checkpoint_info import Counters
 from lmtrain.training.schedule import Budget, evaluation_due, learning_rate, make_budget
 from tests.training.helpers import change
 
@@ -89,7 +88,7 @@ def test_evaluations_are_spread_over_the_budget_and_do_not_take_most_of_it(
     last, found = 0, []
     for step in range(1, (config.train.steps or 60) + 1):
         now, before = budget.progress(step, float(step)), budget.progress(last, float(last))
-        if evaluation_due(config, validation_tokens, Counters(step, evaluated=last), now, before):
+        if evaluation_due(config, validation_tokens, step, last, now, before):
             found.append(step)
             last = step
     assert found == expected
