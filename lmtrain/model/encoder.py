@@ -53,9 +53,10 @@ class Encoder(nn.Module):
         """Embedded tokens (B, T, D) at positions (T,) -> (B, T, D)."""
         x, arguments = self._enter(x, positions)
         for block in self.blocks:
-            forward = partial(block, **arguments)
-            recompute = self.activation_checkpointing and torch.is_grad_enabled()
-            x = checkpoint(forward, x, use_reentrant=False) if recompute else forward(x)
+            if self.activation_checkpointing and torch.is_grad_enabled():
+                x = checkpoint(partial(block, **arguments), x, use_reentrant=False)
+            else:
+                x = block(x, **arguments)
         return x[:, self.global_count :]
 
     def prefill(self, x: Tensor, positions: Tensor, lengths: Tensor) -> tuple[Tensor, list[Cache]]:
