@@ -79,12 +79,9 @@ class SelfAttention(nn.Module):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, pattern: Pattern = FULL
     ) -> Tensor:
-        """`dot_product.attend` with this layer's dropout and scale, then `merge`: (B, H, T, D) each -> (B, T, W)."""
+        """`dot_product.attend` with this layer's dropout and scale, then `output`: (B, H, T, D) each -> (B, T, W)."""
         dropout = self.dropout if self.training else 0.0
-        return self.merge(attend(query, key, value, mask, pattern=pattern, dropout=dropout, scale=self.scale))
-
-    def merge(self, attended: Tensor) -> Tensor:
-        """The output projection of all heads together: (B, H, T, D) -> (B, T, W)."""
+        attended = attend(query, key, value, mask, pattern=pattern, dropout=dropout, scale=self.scale)
         return self.output(join_heads(attended))
 
     def project(self, x: Tensor, rotation: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:

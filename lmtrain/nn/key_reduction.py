@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.attention import SelfAttention
+from lmtrain.nn.attention import SelfAttention, join_heads
 from lmtrain.nn.dot_product import to_blocks
 from lmtrain.nn.dropout import drop
 from lmtrain.nn.kv_cache import CachePosition, KeyValueCache, Rows
@@ -70,7 +70,8 @@ class CompressedAttention(nn.Module):
         query, key, value = self.projections.project(x, rotation)
         far_key, far_value = self.compress_key(key), self.compress_value(value)
         if self.projections.pattern.causal:
-            return self.projections.merge(self._attend_causal(query, key, value, far_key, far_value))
+            attended = self._attend_causal(query, key, value, far_key, far_value)
+            return self.projections.output(join_heads(attended))
         return self.projections.attend(query, far_key, far_value)
 
     def prefill(self, x: Tensor, lengths: Tensor, *, rotation: Tensor | None = None) -> tuple[Tensor, CompressedCache]:
@@ -83,7 +84,7 @@ class CompressedAttention(nn.Module):
         attended = self._attend_causal(query, key, value, far_key, far_value)
         keys = torch.cat((self._unfinished(key, lengths), far_key), dim=2)
         values = torch.cat((self._unfinished(value, lengths), far_value), dim=2)
-        return self.projections.merge(attended), CompressedCache(keys, values, self.stride)
+        return self.projections.output(join_heads(attended)), CompressedCache(keys, values, self.stride)
 
     def step(self, x: Tensor, cache: CompressedCache, at: CachePosition) -> Tensor:
         """One token per row, (B, 1, W) -> (B, 1, W), at its row's position."""

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.nn.attention import SelfAttention
+from lmtrain.nn.attention import SelfAttention, join_heads
 from lmtrain.nn.dot_product import to_blocks
 from lmtrain.nn.kv_cache import CachePosition, RecurrentState
 from lmtrain.nn.positions import rotate
@@ -115,17 +115,17 @@ class LinearAttention(nn.Module):
         """(B, T, W) -> (B, T, W)."""
         query, key, value = self.projections.project(x)
         attention = causal_linear_attention if self.projections.pattern.causal else linear_attention
-        return self.projections.merge(attention(query, key, value, rotation=rotation).to(value.dtype))
+        return self.projections.output(join_heads(attention(query, key, value, rotation=rotation).to(value.dtype)))
 
     def prefill(self, x: Tensor, lengths: Tensor, *, rotation: Tensor | None = None) -> tuple[Tensor, LinearState]:
         """Attend causally over x (B, T, W); also return the state after its rows' first `lengths` (B,) tokens."""
         query, key, value = self.projections.project(x)
         attended = causal_linear_attention(query, key, value, rotation=rotation)
         state = LinearState.of(key, value, rotation=rotation, lengths=lengths)
-        return self.projections.merge(attended.to(value.dtype)), state
+        return self.projections.output(join_heads(attended.to(value.dtype))), state
 
     def step(self, x: Tensor, cache: LinearState, at: CachePosition) -> Tensor:
         """One token per row, (B, 1, W) -> (B, 1, W), which is added to the cache."""
         query, key, value = self.projections.project(x)
         cache.add(key, value, rotation=at.rotation)
-        return self.projections.merge(cache.read(query, rotation=at.rotation).to(value.dtype))
+        return self.projections.output(join_heads(cache.read(query, rotation=at.rotation).to(value.dtype)))
