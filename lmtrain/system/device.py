@@ -67,12 +67,6 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def set_threads(count: int | None) -> None:
-    """Use `count` CPU threads; None = PyTorch's own choice."""
-    if count is not None:
-        torch.set_num_threads(count)
-
-
 def synchronize(device: torch.device) -> None:
     """Wait until all work queued on the device is done."""
     if device.type == "cuda":

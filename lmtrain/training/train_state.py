@@ -20,7 +20,7 @@ from lmtrain.model.distillation import Distillation
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.trained import TrainedWeights, check_default_dtype
 from lmtrain.storage.checkpoint import Checkpoint, Tensors
-from lmtrain.system.device import choose_device, choose_precision, set_threads
+from lmtrain.system.device import choose_device, choose_precision
 from lmtrain.system.machine import machine
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training.checkpoint_info import CheckpointInfo, Counters, read_info
@@ -110,7 +110,8 @@ def new_state(
             "give the device of the run as train.device"
         )
     config = with_micro_batch(config, processes)
-    set_threads(config.train.threads)
+    if config.train.threads is not None:
+        torch.set_num_threads(config.train.threads)
     device = choose_device(config.train.device)
     precision = choose_precision(config.train.precision, device)
     vocab_size = store.tokenizer.vocab_size
