@@ -183,7 +183,7 @@ def test_peers_are_scored_over_every_token(
     assert [row["program"] for row in others] == list(bench_peers.PROGRAMS)
     assert {row["precision"] for row in (ours, *others)} == {"fp32"}  # as TINY says, also where bf16 would be faster
     assert (record.RESULTS / "peers-0.19-minutes.png").read_bytes().startswith(b"\x89PNG")
-    store = command("tokenize", str(tmp_path / "book.txt"))
+    store = command("tokenize", str(tmp_path / "book.txt"), "tokenizer.kind=word")
     valid, words = store["splits"]["valid"], store["vocab_size"]
     assert ours["word_perplexity"] == math.exp(ours["nats"] / (valid["words"] + valid["lines"]))
     for row in others:
