@@ -39,9 +39,7 @@ def train(
     overrides = with_source([str(argument) for argument in arguments])
     plan = plan_run(Path(config) if isinstance(config, str) else config, overrides)
     with log_level(logging.WARNING if quiet else log.level):
-        outcome = train_plan(plan)
-    if outcome.score is None:
-        raise KeyboardInterrupt
+        train_plan(plan)
     return load(plan.run_dir, device=plan.config.train.device)
 
 

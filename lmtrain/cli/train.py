@@ -103,17 +103,9 @@ def _profile(plan: "RunPlan", as_json: bool) -> None:
 
 def _show_outcome(run_dir: Path, outcome: "Outcome", as_json: bool) -> None:
     """Print how the run ended, in the main process."""
-    from lmtrain.system.signals import INTERRUPTED
-
-    score, is_main = outcome.score, launcher.is_main_process()
-    if score is None:
-        if is_main:
-            log.warning(
-                f"interrupted at step {outcome.step:,}; the checkpoint is saved: rerun the same command to resume"
-            )
-        raise typer.Exit(INTERRUPTED)
-    if not is_main:
+    if not launcher.is_main_process():
         return
+    score = outcome.score
     figures = {"run": str(run_dir), "status": outcome.status, "step": outcome.step, "minutes": outcome.minutes}
     heading = (
         f"{run_dir}: {outcome.status} at step {outcome.step:,} after {outcome.minutes:,.1f} minutes; the best "

@@ -15,10 +15,6 @@ INTERRUPTED = 130
 """The exit code."""
 
 
-class Interrupted(Exception):  # noqa: N818 -- not an error
-    """Raised by `StopSignal.check`."""
-
-
 class StopSignal:
     """A request to end training, which any of the `processes` may have received; all stop at the same `check`."""
 
@@ -36,9 +32,9 @@ class StopSignal:
             self._print("stopping: saving a checkpoint (Ctrl-C again exits without saving)")
 
     def check(self) -> None:
-        """Raise Interrupted if any process has received a signal. Called by all processes."""
+        """Raise KeyboardInterrupt if any process has received a signal. Called by all processes."""
         if any(self._processes.all_gather(self.received)):
-            raise Interrupted
+            raise KeyboardInterrupt
 
     def _print(self, message: str) -> None:
         """Write a line to stderr in the main process, without Python's buffers, as a signal handler must."""

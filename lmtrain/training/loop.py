@@ -18,7 +18,6 @@ from lmtrain.system.device import autocast, to_device
 from lmtrain.system.machine import explain_out_of_memory
 from lmtrain.system.messages import log
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
-from lmtrain.system.signals import Interrupted
 from lmtrain.training.finished import finished_outcome
 from lmtrain.training.opening import checkpoint_to_resume, locked, open_run
 from lmtrain.training.optimizers import update_ema
@@ -38,12 +37,13 @@ Measure = Callable[[str], AbstractContextManager[object]]
 
 
 def fit(config: Config, store: TokenStore, run_dir: Path, processes: ProcessGroup = SINGLE_PROCESS) -> Outcome:
-    """Train until the budget is spent, the score stops improving, or a signal arrives. Return the outcome.
+    """Train until the budget is spent, or the score stops improving. Return the outcome.
 
     If `run_dir` has an undamaged checkpoint, training resumes from it. If the run is finished, this only returns its
     outcome.
     Call this in every process of a distributed run. All return the same.
-    Raises LmtrainError if the run has another configuration or other data, and if training diverges.
+    Raises LmtrainError if the run has another configuration or other data, and if training diverges; and
+    KeyboardInterrupt after a stop signal, once the checkpoint is saved.
     """
     check_agreement(config, store, processes)
     budget = make_budget(config, store)
@@ -61,8 +61,9 @@ def fit(config: Config, store: TokenStore, run_dir: Path, processes: ProcessGrou
                     train_step(trainer.state, lr)
                     trainer.after_step(lr)
                 return trainer.finish()
-            except Interrupted:
-                return trainer.save_interrupted()
+            except KeyboardInterrupt:
+                trainer.save_interrupted()
+                raise
 
 
 def train_step(state: TrainState, lr: float, measure: Measure = nullcontext) -> None:

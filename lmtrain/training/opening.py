@@ -99,7 +99,7 @@ def open_run(
             ):
                 monitor.write_status("running", step=step)
                 yield Trainer(state, run_dir, budget, clock, monitor, saver, stop)
-        except BaseException:
+        except Exception:
             monitor.write_status("failed", step=state.step)
             raise
 

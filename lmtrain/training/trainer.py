@@ -6,6 +6,7 @@ from typing import Literal
 
 from lmtrain.evaluation.perplexity import Score
 from lmtrain.system.device import synchronize
+from lmtrain.system.messages import log
 from lmtrain.system.signals import StopSignal
 from lmtrain.training.meter import Clock, Meter, check_divergence
 from lmtrain.training.monitor import Monitor
@@ -19,18 +20,18 @@ from lmtrain.training.validation import evaluate_step, final_score
 class Outcome:
     """How a run ended."""
 
-    status: Literal["finished", "stopped early", "interrupted"]
+    status: Literal["finished", "stopped early"]
     step: int
     minutes: float
-    score: Score | None
-    """The score of the best checkpoint on the whole validation split; None if interrupted."""
+    score: Score
+    """The score of the best checkpoint on the whole validation split."""
     best_step: int
-    """The step of that checkpoint; 0 if interrupted."""
+    """The step of that checkpoint."""
 
 
 @dataclass
 class Trainer:
-    """A run that is being trained. `evaluate`, `after_step` and `finish` raise Interrupted after a stop signal."""
+    """A run that is being trained. Its methods raise KeyboardInterrupt after a stop signal."""
 
     state: TrainState
     run_dir: Path
@@ -118,14 +119,15 @@ class Trainer:
         )
         return outcome
 
-    def save_interrupted(self) -> Outcome:
-        """Save a checkpoint of the current step, unless there is one."""
+    def save_interrupted(self) -> None:
+        """Save a checkpoint of the current step, unless there is one. All processes return at the same time."""
         step = self.state.step
         if self._saved_step != step:
             self._save(None)
         self.saver.wait()
         self.monitor.write_status("interrupted", step=step)
-        return Outcome("interrupted", step, self.clock.seconds / 60, None, best_step=0)
+        log.warning(f"interrupted at step {step:,}; the checkpoint is saved: rerun the same command to resume")
+        self.state.processes.barrier()  # torchrun may end the main process once another one has exited
 
     def _training_seconds(self) -> float:
         """Return the seconds since the trainer was made, without evaluations."""

@@ -29,7 +29,7 @@ POOL_TOKENS = 8
 
 
 def validate(state: TrainState, stride: int, limit: int | None, stop: StopSignal) -> Score:
-    """Score the validation split, or its first `limit` tokens. Raises Interrupted after a stop signal."""
+    """Score the validation split, or its first `limit` tokens. Raises KeyboardInterrupt after a stop signal."""
     with explain_out_of_memory("lower eval.batch_size"):
         return evaluate(
             state.model,
@@ -50,7 +50,7 @@ def evaluate_step(state: TrainState, monitor: Monitor, stop: StopSignal) -> floa
 
     The EMA weights are evaluated if there are any. A causal model's windows do not overlap (stride = context),
     which is the cheapest way to compare steps.
-    Raises Interrupted, with the state unchanged, if a stop signal arrives before the evaluation is done.
+    Raises KeyboardInterrupt, with the state unchanged, if a stop signal arrives before the evaluation is done.
     """
     config = state.config
     stride = config.model.targets

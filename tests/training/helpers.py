@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
@@ -64,6 +65,12 @@ def run(
     with messages(logging.WARNING if quiet else logging.INFO) as notes:
         outcome = fit(config, store, run_dir, processes=processes)
     return outcome, notes
+
+
+def run_interrupted(config: Config, run_dir: Path) -> None:
+    """Train until a signal ends the run."""
+    with pytest.raises(KeyboardInterrupt):
+        run(config, run_dir)
 
 
 def with_forward(state: TrainState, wrap: Callable[[Forward], Forward]) -> TrainState:

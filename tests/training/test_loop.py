@@ -19,7 +19,6 @@ from lmtrain.data.order import SampleOrder
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
-from lmtrain.system.signals import Interrupted
 from lmtrain.training import loop, opening, randomness, trainer
 from lmtrain.training.loop import train_step
 from lmtrain.training.meter import Meter
@@ -34,6 +33,7 @@ from tests.training.helpers import (
     last_hash,
     metrics,
     run,
+    run_interrupted,
     run_state,
     scaled_step,
     start,
@@ -202,7 +202,7 @@ def test_the_bar_of_a_resumed_run_begins_after_what_loading_took(
     monkeypatch.setattr(opening, "new_state", slowly)
     monkeypatch.setattr(loop, "train_step", step)
     config = change(tiny, train__steps=None, train__max_minutes=1.0, train__eval_steps=1000)
-    assert run(config, tmp_path)[0].status == "interrupted"
+    run_interrupted(config, tmp_path)
     run(config, tmp_path)
     assert shown == [0.0, pytest.approx(30 / 45)]
 
@@ -273,7 +273,7 @@ def test_an_interrupted_run_saves_no_step_twice(
 
     monkeypatch.setattr(CheckpointSaver, "save", counted)
     interrupt_after(3)
-    assert run(change(tiny, train__save_minutes=1e-9), tmp_path)[0].status == "interrupted"
+    run_interrupted(change(tiny, train__save_minutes=1e-9), tmp_path)
     assert saved == [1, 2, 3]
 
 
@@ -302,7 +302,7 @@ def test_a_budget_in_time_counts_from_the_first_step(
         rates[clock.seconds] = lr
         clock.seconds += 6.0
         if len(rates) == 3:
-            raise Interrupted
+            raise KeyboardInterrupt
         train_step(state, lr)
 
     rates: dict[float, float] = {}
@@ -310,7 +310,7 @@ def test_a_budget_in_time_counts_from_the_first_step(
     monkeypatch.setattr(loop, "train_step", step)
     budget = {"train__steps": None, "train__max_minutes": 1.0, "train__warmup": 0.5, "train__schedule": "linear"}
     config = change(tiny, **budget, train__final_lr=0.0)
-    assert run(config, tmp_path)[0].status == "interrupted"
+    run_interrupted(config, tmp_path)
     outcome, _ = run(config, tmp_path)
     assert (outcome.status, outcome.minutes) == ("finished", 1.0)
     assert list(rates) == [12.0, 18.0, 24.0, 42.0, 48.0, 54.0]
@@ -428,8 +428,8 @@ def test_the_rates_of_a_resumed_run_are_those_since_it_was_resumed(
             signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(loop, "train_step", step)
-    for _ in range(2):
-        run(tiny, tmp_path)
+    run_interrupted(tiny, tmp_path)
+    run(tiny, tmp_path)
     rates = [row["tokens_per_second"] for row in metrics(tmp_path) if row["kind"] == "train" and row["step"] > 3]
     assert len(rates) > 1
     assert rates == pytest.approx([64] * len(rates))

@@ -20,7 +20,7 @@ from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.training.loop import train_step
 from lmtrain.training.other_runs import load_teacher
 from tests.helpers import CPU, Interrupt
-from tests.training.helpers import change, last_hash, metrics, run, start, without_dropout
+from tests.training.helpers import change, last_hash, metrics, run, run_interrupted, start, without_dropout
 
 WORDS = 40
 
@@ -102,7 +102,7 @@ def test_a_run_resumes_with_its_own_teacher_wherever_it_is_and_with_no_other(
     steps = [row for row in metrics(tmp_path / "whole") if row["kind"] == "train"]
     assert {"loss" in row: "perplexity" in row for row in steps} == {True: False}, "the mixed loss has none"
     interrupt_after(5)
-    run(config, tmp_path / "student")
+    run_interrupted(config, tmp_path / "student")
     other_teacher = r"was trained with another teacher, or an earlier checkpoint of it: choose"
     with pytest.raises(LmtrainError, match=other_teacher):
         run(change(tiny, train__teacher=None), tmp_path / "student")
