@@ -21,8 +21,8 @@ from lmtrain.errors import LmtrainError
 from lmtrain.storage import run_checkpoints, run_folder
 from lmtrain.storage.files import MANIFEST
 from lmtrain.training import opening
+from lmtrain.training.finished import Outcome
 from lmtrain.training.loop import fit
-from lmtrain.training.trainer import Outcome
 from tests.helpers import contents
 from tests.hostile import Run, limited_memory, sign, trained_run, unsealed
 

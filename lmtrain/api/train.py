@@ -12,9 +12,9 @@ from lmtrain.config.loader import with_source
 from lmtrain.config.schema import Config
 from lmtrain.system.distributed import join_processes
 from lmtrain.system.messages import log, log_level
+from lmtrain.training.finished import Outcome
 from lmtrain.training.loop import fit
 from lmtrain.training.plan import RunPlan, changed_fields, plan_run, prepare
-from lmtrain.training.trainer import Outcome
 
 
 def train(

@@ -13,8 +13,8 @@ from lmtrain.system import launcher
 from lmtrain.system.messages import log
 
 if TYPE_CHECKING:
+    from lmtrain.training.finished import Outcome
     from lmtrain.training.plan import RunPlan
-    from lmtrain.training.trainer import Outcome
 
 
 def train(
@@ -105,7 +105,7 @@ def _show_outcome(run_dir: Path, outcome: "Outcome", as_json: bool) -> None:
     """Print how the run ended, in the main process."""
     if not launcher.is_main_process():
         return
-    score = outcome.score
+    score = outcome.valid
     figures = {"run": str(run_dir), "status": outcome.status, "step": outcome.step, "minutes": outcome.minutes}
     heading = (
         f"{run_dir}: {outcome.status} at step {outcome.step:,} after {outcome.minutes:,.1f} minutes; the best "

@@ -6,7 +6,7 @@ from pathlib import Path
 from lmtrain import __version__
 from lmtrain.model.trained import TrainedWeights
 from lmtrain.system.messages import escaped
-from lmtrain.training.finished import read_finished
+from lmtrain.training.finished import read_outcome
 
 _CARD = """\
 ---
@@ -74,8 +74,8 @@ def _cell(text: str) -> str:
 
 def _measured(trained: TrainedWeights) -> str:
     """Describe the run's final score, if it is that of these weights."""
-    finished, averages = read_finished(trained.run_dir), bool(trained.config.train.ema)
-    if finished is None or finished.best_step != trained.info["step"] or averages != (trained.weights == "ema"):
+    outcome, averages = read_outcome(trained.run_dir), bool(trained.config.train.ema)
+    if outcome is None or outcome.best_step != trained.info["step"] or averages != (trained.weights == "ema"):
         return "not measured"
-    score = finished.valid
+    score = outcome.valid
     return f"{score.headline}, with context {score.context} and stride {score.stride}"

@@ -18,7 +18,7 @@ from lmtrain.system.device import autocast, to_device
 from lmtrain.system.machine import explain_out_of_memory
 from lmtrain.system.messages import log
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
-from lmtrain.training.finished import finished_outcome
+from lmtrain.training.finished import Outcome, finished_outcome
 from lmtrain.training.opening import checkpoint_to_resume, locked, open_run
 from lmtrain.training.optimizers import update_ema
 from lmtrain.training.parallel import check_agreement
@@ -26,7 +26,6 @@ from lmtrain.training.randomness import noisy, step_seed
 from lmtrain.training.schedule import make_budget
 from lmtrain.training.sharding import full_tensor
 from lmtrain.training.train_state import TrainState
-from lmtrain.training.trainer import Outcome
 
 MEMORY_REMEDY = (
     "lower train.micro_batch or train.loss_chunk (the batch stays the same), model.context, model.dim or model.layers"

@@ -2,31 +2,17 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from lmtrain.evaluation.perplexity import Score
 from lmtrain.system.device import synchronize
 from lmtrain.system.messages import log
 from lmtrain.system.signals import StopSignal
+from lmtrain.training.finished import Outcome
 from lmtrain.training.meter import Clock, Meter, check_divergence
 from lmtrain.training.monitor import Monitor
 from lmtrain.training.saving import CheckpointSaver
 from lmtrain.training.schedule import Budget, evaluation_due, learning_rate
 from lmtrain.training.train_state import TrainState, snapshot
 from lmtrain.training.validation import evaluate_step, final_score
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended."""
-
-    status: Literal["finished", "stopped early"]
-    step: int
-    minutes: float
-    score: Score
-    """The score of the best checkpoint on the whole validation split."""
-    best_step: int
-    """The step of that checkpoint."""
 
 
 @dataclass
@@ -112,7 +98,7 @@ class Trainer:
         score, best_step = final_score(self.state, self.run_dir, self.stop)
         step, minutes = self.state.step, self.clock.seconds / 60
         stopped_early = budget_left and self.out_of_patience()
-        outcome = Outcome("stopped early" if stopped_early else "finished", step, minutes, score, best_step)
+        outcome = Outcome("stopped early" if stopped_early else "finished", step, minutes, best_step, score)
         self.monitor.record(step, "final", score.figures())
         self.monitor.write_status(
             outcome.status, step=step, minutes=minutes, best_step=best_step, valid=score.summary()

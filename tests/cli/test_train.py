@@ -9,7 +9,7 @@ import pytest
 from lmtrain.config.loader import flat
 from lmtrain.config.schema import Config
 from lmtrain.evaluation.perplexity import Score
-from lmtrain.training.trainer import Outcome
+from lmtrain.training.finished import Outcome
 from tests.helpers import TINY, Lmtrain
 
 
@@ -63,7 +63,7 @@ def test_the_next_commands_can_be_pasted_if_a_path_has_a_space(lmtrain: Lmtrain,
 
 def test_the_outcome_is_printed_in_its_units(lmtrain: Lmtrain, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     score = Score(nats=10.0, tokens=10, words=10.0, bytes=50.0, context=16, stride=4)
-    outcome = Outcome("finished", 12, 1.5, score, best_step=5)
+    outcome = Outcome("finished", 12, 1.5, best_step=5, valid=score)
     monkeypatch.setattr("lmtrain.api.train.train_plan", lambda plan: outcome)
     result = lmtrain("train", *TINY, "--json").json
     assert (result["step"], result["best_step"], result["minutes"]) == (12, 5, 1.5)

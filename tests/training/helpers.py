@@ -18,9 +18,9 @@ from lmtrain.evaluation.perplexity import Forward
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from lmtrain.storage.files import read_manifest, verify
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
+from lmtrain.training.finished import Outcome
 from lmtrain.training.loop import fit, train_step
 from lmtrain.training.train_state import TrainState, new_state
-from lmtrain.training.trainer import Outcome
 from tests.helpers import messages, state_hash
 
 LOGGED: dict[str, Any] = {

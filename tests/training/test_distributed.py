@@ -61,7 +61,7 @@ def train(config: Config, run_dir: Path, processes: ProcessGroup) -> list[Any]:
         outcome, _ = run(config, run_dir, processes=processes)
     except KeyboardInterrupt:
         return []
-    return [outcome.status, outcome.step, outcome.best_step, outcome.score.nats]
+    return [outcome.status, outcome.step, outcome.best_step, outcome.valid.nats]
 
 
 def assert_close_runs(one: Path, other: Path) -> None:

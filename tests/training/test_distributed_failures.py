@@ -57,7 +57,7 @@ def test_if_a_process_dies_hangs_or_fails_all_end(
     assert "another process of this run has ended, or has not answered" in ranks.output(0)
     assert verified_steps(tmp_path / "run")[-1] == 3
     assert run_state(tmp_path / "run")["status"] == "failed"
-    assert run(config, tmp_path / "run")[0].score == whole.score
+    assert run(config, tmp_path / "run")[0].valid == whole.valid
     assert last_hash(tmp_path / "run") == last_hash(tmp_path / "whole")
 
 

@@ -147,7 +147,7 @@ def test_the_final_score_is_of_the_best_checkpoint(
     outcome, _ = run(change(tiny, train__steps=5, train__eval_steps=1), tmp_path)
     assert outcome.best_step < outcome.step == 5
     best = lmtrain.load(tmp_path, checkpoint=outcome.best_step, weights="ema", device="cpu")
-    assert outcome.score == best.score_split(store.split("valid"))
+    assert outcome.valid == best.score_split(store.split("valid"))
 
 
 def test_a_validation_loss_that_is_not_finite_is_reported_before_text_is_generated(
@@ -249,7 +249,7 @@ def test_a_run_whose_state_is_not_that_of_its_end_is_scored_again(
     change_state(state)
     run_folder.write_state(tmp_path / "run", **state)
     again, _ = run(tiny, tmp_path / "run")
-    assert (again.score, again.step, again.best_step) == (first.score, first.step, first.best_step)
+    assert (again.valid, again.step, again.best_step) == (first.valid, first.step, first.best_step)
     assert run_state(tmp_path / "run") | {"minutes": 0} == run_state(base) | {"minutes": 0}
 
 
@@ -346,7 +346,7 @@ def test_a_budget_in_time_may_end_while_the_last_checkpoint_is_saved(
     first = run(config, tmp_path)[0]
     assert (first.status, first.step, clock.seconds) == end
     again, notes = run(config, tmp_path, quiet=False)
-    assert (again.status, again.step, again.score) == (*end[:2], first.score)
+    assert (again.status, again.step, again.valid) == (*end[:2], first.valid)
     assert notes == [f"{tmp_path} {FINISHED}"]
 
 

@@ -48,8 +48,8 @@ def test_a_run_that_learns_nothing_has_the_score_of_its_base(
 ) -> None:
     config = change(continued, train__lr=1e-12, train__steps=1)
     outcome, notes = run(config, tmp_path / "run", quiet=False)
-    before = run(tiny, base)[0].score
-    assert outcome.score.nats == pytest.approx(before.nats, rel=1e-6)
+    before = run(tiny, base)[0].valid
+    assert outcome.valid.nats == pytest.approx(before.nats, rel=1e-6)
     step = lmtrain.load(base, checkpoint="best", device="cpu").step
     assert f"starting from the weights of {base} at step {step}" in notes
 

@@ -96,7 +96,7 @@ def test_a_signal_at_any_moment_saves_the_run(tiny: Config, tmp_path: Path) -> N
         assert run_state(run_dir) == {"status": "interrupted", "step": verified_steps(run_dir)[-1]}
         assert sender.after.count("step") <= 1
         assert sender.after.count("batch") <= 1
-        assert run(config, run_dir)[0].score == whole.score
+        assert run(config, run_dir)[0].valid == whole.valid
         assert last_hash(run_dir) == last_hash(tmp_path / "whole")
         assert logged(run_dir) == logged(tmp_path / "whole")
 
@@ -115,7 +115,7 @@ def test_a_signal_while_a_complete_run_is_scored_again_changes_no_checkpoint(
         run_interrupted(config, tmp_path)
     assert contents(tmp_path / "checkpoints") == before
     again, _ = run(config, tmp_path)
-    assert (again.score, again.step, again.best_step) == (first.score, first.step, first.best_step)
+    assert (again.valid, again.step, again.best_step) == (first.valid, first.step, first.best_step)
 
 
 def train_and_send(data_dir: Path, log: Path, *sent: Any) -> tuple[int, str]:

@@ -115,7 +115,7 @@ def test_a_run_resumes_with_its_own_teacher_wherever_it_is_and_with_no_other(
     with pytest.raises(LmtrainError, match=other_teacher):  # also of a finished run
         run(config, tmp_path / "student")
     shutil.copytree(base, tmp_path / "moved")
-    assert run(change(config, train__teacher=str(tmp_path / "moved")), tmp_path / "student")[0].score == outcome.score
+    assert run(change(config, train__teacher=str(tmp_path / "moved")), tmp_path / "student")[0].valid == outcome.valid
     run(change(tiny, train__steps=1), tmp_path / "plain")
     with pytest.raises(LmtrainError, match=r"was trained with no teacher: choose another run\.name"):
         run(change(config, train__steps=1), tmp_path / "plain")

@@ -55,7 +55,7 @@ def test_a_short_run_learns_and_generates(
     targets = following[:, -config.model.targets :]
     with torch.no_grad():
         untrained = untrained_model.eval()(inputs, targets).mean().item()
-    assert outcome.score.loss < 0.96 * untrained
+    assert outcome.valid.loss < 0.96 * untrained
     trained = lmtrain.load(tmp_path / "run", checkpoint="best", weights="auto", device="cpu")
     (done,) = complete(trained.model, trained.tokenizer, ["The river"], Options(max_tokens=20))
     assert len(done.completions[0].ids) == 20
