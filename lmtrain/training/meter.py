@@ -35,26 +35,27 @@ class Meter:
     The sums are part of the state, so the means include steps before a resume; rates cover only the time since then.
     """
 
-    def __init__(self, state: TrainState) -> None:
-        self._state = state
+    def __init__(self, state: TrainState, clock: Clock) -> None:
+        self._state, self._clock = state, clock
         self._flops = step_flops(state.model, state.config, state.store)
         self._peak = peak_flops(state.device, state.precision) * state.processes.world_size
         if state.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(state.device)  # raised by measuring `peak_flops`
-        self._step, self._training_seconds = state.step, 0.0
+        self._step, self._start = state.step, clock.update()
 
-    def metrics(self, lr: float, seconds: float, training_seconds: float) -> dict[str, float]:
-        """Return the metrics of the steps since the last call, also if the run was resumed in between.
+    def leave_out(self, seconds: float) -> None:
+        """Leave the time that an evaluation has taken out of the rates."""
+        self._start += seconds
 
-        `seconds` is what the run has taken, and `training_seconds` what the steps since the meter was made have taken.
-        """
-        state, step = self._state, self._state.step
+    def metrics(self, lr: float) -> dict[str, float]:
+        """Return the metrics of the steps since the last call, also if the run was resumed in between."""
+        state, step, seconds = self._state, self._state.step, self._clock.seconds
         sums = state.statistics.sums
         loss, norm = (sums[:2] / sums[2]).tolist()  # NaN if all steps were skipped
         sums.zero_()
-        steps_per_second = (step - self._step) / (training_seconds - self._training_seconds)
-        self._step, self._training_seconds = step, training_seconds
+        steps_per_second = (step - self._step) / (seconds - self._start)
+        self._step, self._start = step, seconds
         return {
             "loss": loss,
             **({} if state.config.train.teacher else {"perplexity": math.exp(min(loss, 700.0))}),

@@ -18,7 +18,7 @@ from lmtrain.system.process_group import ProcessGroup
 from lmtrain.system.signals import catch_stop_signals
 from lmtrain.training.announce import plan_lines, plan_sizes, report_device
 from lmtrain.training.checkpoint_info import NEW_RUN, CheckpointInfo, read_info
-from lmtrain.training.meter import Clock
+from lmtrain.training.meter import Clock, Meter
 from lmtrain.training.monitor import Monitor, RunMonitor
 from lmtrain.training.other_runs import initial_weights
 from lmtrain.training.saving import CheckpointSaver
@@ -98,7 +98,10 @@ def open_run(
                 CheckpointSaver(run_dir, config.train.keep, processes) as saver,
             ):
                 monitor.write_status("running", step=step)
-                yield Trainer(state, run_dir, budget, clock, monitor, saver, stop)
+                meter = Meter(state, clock)
+                if step == 0:
+                    budget = budget.with_setup(clock.seconds)
+                yield Trainer(state, run_dir, budget, clock, meter, monitor, saver, stop)
         except Exception:
             monitor.write_status("failed", step=state.step)
             raise

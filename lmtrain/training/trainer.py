@@ -23,19 +23,16 @@ class Trainer:
     run_dir: Path
     budget: Budget
     clock: Clock
+    meter: Meter
     monitor: Monitor
     saver: CheckpointSaver
     stop: StopSignal
 
     def __post_init__(self) -> None:
-        self._meter = Meter(self.state)
-        self._saved_step = self.state.step  # a resumed run has its checkpoint, and a new one has nothing to save
-        self._evaluation_seconds = 0.0
-        self._started = self._saved_seconds = self.clock.update()
-        if self.state.step == 0:
-            self.budget = self.budget.with_setup(self._started)
+        # A resumed run has its checkpoint, and a new one has nothing to save.
+        self._saved_step, self._saved_seconds = self.state.step, self.clock.seconds
         # Checkpoints store the step of the last evaluation, not its time: a budget in time takes the present time.
-        self._evaluated_progress = self.budget.progress(self.state.evaluated, self._started)
+        self._evaluated_progress = self.budget.progress(self.state.evaluated, self.clock.seconds)
 
     def progress(self) -> float:
         """Return the fraction of the budget that is spent, in [0, 1]."""
@@ -63,7 +60,7 @@ class Trainer:
         started = self.clock.update()
         loss = evaluate_step(self.state, self.monitor, self.stop)
         self._save(loss)
-        self._evaluation_seconds += self.clock.update() - started
+        self.meter.leave_out(self.clock.update() - started)
         self._evaluated_progress = self.progress()
 
     def after_step(self, lr: float) -> None:
@@ -77,7 +74,7 @@ class Trainer:
         progress = self.progress()
         self.monitor.advance(step, progress)
         if is_logged:
-            self.monitor.record(step, "train", self._meter.metrics(lr, self.clock.seconds, self._training_seconds()))
+            self.monitor.record(step, "train", self.meter.metrics(lr))
         if self.evaluation_is_due():
             self.evaluate()
         elif progress < 1.0 and self.clock.seconds - self._saved_seconds > 60 * train.save_minutes:
@@ -114,10 +111,6 @@ class Trainer:
         self.monitor.write_status("interrupted", step=step)
         log.warning(f"interrupted at step {step:,}; the checkpoint is saved: rerun the same command to resume")
         self.state.processes.barrier()  # torchrun may end the main process once another one has exited
-
-    def _training_seconds(self) -> float:
-        """Return the seconds since the trainer was made, without evaluations."""
-        return self.clock.seconds - self._started - self._evaluation_seconds
 
     def _save(self, score: float | None) -> None:
         """Start saving a checkpoint; `score` is the validation loss at this step, or None if it is not evaluated."""

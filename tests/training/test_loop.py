@@ -294,9 +294,9 @@ def test_a_budget_in_time_counts_from_the_first_step(
     """Preparing takes 12 of 60 seconds; the warm-up, the first half of the other 48, is complete. A resumed run
     prepares again, in the middle of its schedule, which stays the same."""
 
-    def slowly(state: TrainState) -> Meter:
+    def slowly(*arguments: Any) -> Meter:
         clock.seconds += 12.0
-        return Meter(state)
+        return Meter(*arguments)
 
     def step(state: TrainState, lr: float) -> None:
         rates[clock.seconds] = lr
@@ -306,7 +306,7 @@ def test_a_budget_in_time_counts_from_the_first_step(
         train_step(state, lr)
 
     rates: dict[float, float] = {}
-    monkeypatch.setattr(trainer, "Meter", slowly)
+    monkeypatch.setattr(opening, "Meter", slowly)
     monkeypatch.setattr(loop, "train_step", step)
     budget = {"train__steps": None, "train__max_minutes": 1.0, "train__warmup": 0.5, "train__schedule": "linear"}
     config = change(tiny, **budget, train__final_lr=0.0)
