@@ -1,4 +1,4 @@
-"""The budget of a run in steps or time, its progress, and what follows from that: learning rate, evaluations."""
+"""The budget of a run in steps or time, its progress, and the learning rate, which follows from that."""
 
 import math
 from dataclasses import dataclass, replace
@@ -11,10 +11,6 @@ from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 
 DEFAULT_EPOCHS = 10.0
-EVALUATIONS = 20
-"""Evaluations in a run, at most, if `train.eval_steps` is not set."""
-EVALUATION_COST = 0.1
-"""The most time that evaluations may then take, as a fraction of that of training steps."""
 
 
 @dataclass(frozen=True)
@@ -105,22 +101,3 @@ def _schedule(train: TrainConfig, progress: float, warmup: float) -> float:
     if train.schedule == "wsd":
         return 1.0 - (1.0 - train.final_lr) * max(0.0, (progress - (1.0 - train.decay)) / train.decay)
     return 1.0
-
-
-def evaluation_due(
-    config: Config, validation_tokens: int, step: int, evaluated: int, progress: float, last_progress: float
-) -> bool:
-    """Whether to evaluate now, at `progress`; the last evaluation, of the step `evaluated`, was at `last_progress`.
-
-    With `eval_steps` this depends only on the step. Without, an evaluation is due in each twentieth of the budget, as
-    long as evaluations take no more than `EVALUATION_COST`. That is estimated, so that a resumed run is evaluated at
-    the same steps: training takes three times as long per target as an evaluation.
-    """
-    train, steps = config.train, step - evaluated
-    if steps == 0:
-        return False
-    if train.eval_steps is not None:
-        return step % train.eval_steps == 0
-    scored = min(train.eval_tokens or validation_tokens, validation_tokens)
-    is_affordable = steps >= scored / (3 * EVALUATION_COST * config.targets_per_step)
-    return is_affordable and int(EVALUATIONS * progress) > int(EVALUATIONS * last_progress)

@@ -10,9 +10,14 @@ from lmtrain.training.finished import Outcome
 from lmtrain.training.meter import Clock, Meter, check_divergence
 from lmtrain.training.monitor import Monitor
 from lmtrain.training.saving import CheckpointSaver
-from lmtrain.training.schedule import Budget, evaluation_due, learning_rate
+from lmtrain.training.schedule import Budget, learning_rate
 from lmtrain.training.train_state import TrainState, snapshot
 from lmtrain.training.validation import evaluate_step, final_score
+
+EVALUATIONS = 20
+"""Evaluations in a run, at most, if `train.eval_steps` is not set."""
+EVALUATION_COST = 0.1
+"""The most time that evaluations may then take, as a fraction of that of training steps."""
 
 
 @dataclass
@@ -48,11 +53,22 @@ class Trainer:
         return patience is not None and self.state.stale >= patience
 
     def evaluation_is_due(self) -> bool:
-        """Whether the current step is to be evaluated and has not been."""
-        state, tokens = self.state, self.state.store.split("valid").tokens
-        return evaluation_due(
-            state.config, tokens, state.step, state.evaluated, self.progress(), self._evaluated_progress
-        )
+        """Whether the current step is to be evaluated and has not been.
+
+        With `eval_steps` this depends only on the step. Without, an evaluation is due in each twentieth of the budget,
+        as long as evaluations take no more than `EVALUATION_COST`. That is estimated, so that a resumed run is
+        evaluated at the same steps: training takes three times as long per target as an evaluation.
+        """
+        state, train = self.state, self.state.config.train
+        steps = state.step - state.evaluated
+        if steps == 0:
+            return False
+        if train.eval_steps is not None:
+            return state.step % train.eval_steps == 0
+        tokens = state.store.split("valid").tokens
+        scored = min(train.eval_tokens or tokens, tokens)
+        is_affordable = steps >= scored / (3 * EVALUATION_COST * state.config.targets_per_step)
+        return is_affordable and int(EVALUATIONS * self.progress()) > int(EVALUATIONS * self._evaluated_progress)
 
     def evaluate(self) -> None:
         """Evaluate the current step, and save a checkpoint with the score."""

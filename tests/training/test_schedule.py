@@ -1,5 +1,6 @@
 """Schedules against literal lists; budgets; when a run is evaluated."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,8 @@ from lmtrain.config.train import TrainConfig
 from lmtrain.data.tokens import TokenStore
 from lmtrain.errors import LmtrainError
 from lmtrain.training.announce import plan_sizes
-from lmtrain.training.schedule import Budget, evaluation_due, learning_rate, make_budget
+from lmtrain.training.schedule import Budget, learning_rate, make_budget
+from lmtrain.training.trainer import Trainer
 from tests.training.helpers import change
 
 LISTS = {
@@ -84,13 +86,17 @@ def test_evaluations_are_spread_over_the_budget_and_do_not_take_most_of_it(
 ) -> None:
     """With a thousand targets in a step, which takes a second."""
     config = _config(**{"batch_size": 1000, **fields})
-    budget = _budget(config)
-    last, found = 0, []
-    for step in range(1, (config.train.steps or 60) + 1):
-        now, before = budget.progress(step, float(step)), budget.progress(last, float(last))
-        if evaluation_due(config, validation_tokens, step, last, now, before):
-            found.append(step)
-            last = step
+    store = SimpleNamespace(split=lambda name: SimpleNamespace(tokens=validation_tokens))
+    state: Any = SimpleNamespace(config=config, store=store, step=0, evaluated=0)
+    clock: Any = SimpleNamespace(seconds=0.0)
+    unused: Any = None
+    found: list[int] = []
+    while state.step < (config.train.steps or 60):
+        trainer = Trainer(state, Path(), _budget(config), clock, unused, unused, unused, unused)
+        while not trainer.evaluation_is_due() and trainer.progress() < 1:
+            state.step, clock.seconds = state.step + 1, clock.seconds + 1.0
+        found += [state.step] * trainer.evaluation_is_due()
+        state.evaluated = state.step
     assert found == expected
 
 
