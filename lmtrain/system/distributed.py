@@ -54,8 +54,12 @@ def join_processes(device: str) -> Iterator[ProcessGroup]:
         dist.init_process_group(backend, store=kv_store, rank=rank, world_size=world_size, timeout=TIMEOUT)
         with log_level(logging.ERROR if rank else log.level):
             processes = DistributedGroup(kv_store, TIMEOUT)
-            yield processes
-            processes.barrier()  # torchrun may end the main process, which writes last, once another one has exited
+            try:
+                yield processes
+                processes.barrier()  # torchrun may end the main process, which writes last, once another one has exited
+            except KeyboardInterrupt:  # after a stop signal, when all processes have saved
+                dist.destroy_process_group()
+                raise
         dist.destroy_process_group()  # not after an error: it could wait for the other processes
 
 
