@@ -1,5 +1,6 @@
 """What `lmtrain generate` does with its options: complete prompts, which may be typed on a terminal."""
 
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
@@ -12,6 +13,7 @@ from lmtrain.generation.spacing import in_corpus_spacing
 from lmtrain.generation.text import TextStreamer, unknown_words
 from lmtrain.system.machine import explain_out_of_memory
 from lmtrain.system.messages import for_terminal, log, to_json
+from lmtrain.system.signals import INTERRUPTED
 
 
 def complete_prompts(
@@ -37,14 +39,20 @@ def typed_prompts() -> Iterator[str]:
         import readline  # noqa: F401 -- adds line editing and history to `input`
     log.info("Type a prompt and press Enter. Ctrl-D quits.")
     while True:
+        previous = signal.signal(signal.SIGINT, signal.default_int_handler)  # with it, readline restores the terminal
         try:
             with redirect_stdout(sys.stdout if sys.stdout.isatty() else sys.stderr):  # where `input` writes its prompt
                 prompt = input("prompt> ")
         except EOFError:
             print(file=sys.stderr)
             return
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+            raise SystemExit(INTERRUPTED) from None
         except UnicodeDecodeError:
             raise LmtrainError("that prompt is not UTF-8 text: set the terminal to UTF-8") from None
+        finally:
+            signal.signal(signal.SIGINT, previous)
         yield prompt
 
 

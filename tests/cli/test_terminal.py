@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,6 +82,16 @@ def test_in_a_conversation_ctrl_d_quits(workdir: Path) -> None:
         screen.wait_for(r"(?s)A xyzzy, the.*?\w.*?\nprompt> ")
         screen.type("\x04")
         assert screen.process.wait(30) == 0
+
+
+def test_ctrl_c_at_a_prompt_leaves_the_terminal_as_it_was(workdir: Path) -> None:
+    with on_terminal() as screen:
+        before = termios.tcgetattr(screen.end)
+        screen.wait_for("prompt> ")
+        assert termios.tcgetattr(screen.end) != before
+        screen.process.send_signal(signal.SIGINT)
+        assert screen.process.wait(30) == 130
+        assert termios.tcgetattr(screen.end) == before
 
 
 def test_ctrl_c_ends_a_text(workdir: Path) -> None:
