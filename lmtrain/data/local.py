@@ -87,7 +87,8 @@ def _text_row(row: object, text_column: str, place: str) -> str:
     if not isinstance(row, str):
         value = "nothing (null)" if row is None else type(row).__name__
         raise LmtrainError(
-            f"{place} has {value} in {text_column!r} where text is needed: take the row out, or set data.text_column"
+            f"{place} has {value} in {text_column!r} where text is needed: take the row out, or, in a corpus, set "
+            "data.text_column"
         )
     if len(row) > MAX_LINE_LENGTH:
         raise LmtrainError(f"{place} is longer than {MAX_LINE_LENGTH >> 20} MiB: break it up")
@@ -110,8 +111,8 @@ def _check_column(place: str, text_column: str, columns: Collection[str]) -> Non
     if text_column not in columns:
         names = ", ".join(map(repr, columns))[:300] or "none"
         raise LmtrainError(
-            f"{place} has no column {text_column!r}: name one of its columns ({names}) with data.text_column=NAME, or "
-            "rename it"
+            f"{place} has no column {text_column!r}: name one of its columns ({names}) with data.text_column=NAME, or, "
+            "for prompts, rename it"
         )
 
 

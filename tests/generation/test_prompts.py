@@ -39,7 +39,7 @@ def test_standard_input_has_a_prompt_a_line(monkeypatch: pytest.MonkeyPatch) -> 
         ("a.txt", b"\n \n", "has no prompts"),
         ("a.txt", b"a\nb\xff\n", "is not plain text in UTF-8"),
         ("a.jsonl", b"", "has no prompts"),
-        ("a.jsonl", b'{"text": "a"}', r"line 1, has no column 'prompt'.*\('text'\) .*, or rename it"),
+        ("a.jsonl", b'{"text": "a"}', r"line 1, has no column 'prompt'.*\('text'\) .*, or, for prompts, rename it"),
         ("none.txt", None, "can't be read"),
     ],
 )
