@@ -25,7 +25,7 @@ def read_prompts(path: Path) -> Iterator[str]:
         is_empty = False
         yield prompt
     if is_empty:
-        raise LmtrainError(f"{path} has no prompts: write one on each line")
+        raise LmtrainError(f"{'standard input' if path == Path('-') else path} has no prompts: write one on each line")
 
 
 def read_all() -> str:

@@ -31,6 +31,9 @@ def test_a_prompt_is_a_line_or_a_value_of_its_column(
 def test_standard_input_has_a_prompt_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     give_input(monkeypatch, b"\n{a\nb\n")
     assert list(read_prompts(Path("-"))) == ["{a", "b"]
+    give_input(monkeypatch, b"\n")
+    with pytest.raises(LmtrainError, match="standard input has no prompts"):
+        list(read_prompts(Path("-")))
 
 
 @pytest.mark.parametrize(
