@@ -1,6 +1,7 @@
 """The app as a whole: help, exit codes, options that mean the same everywhere, and names that are not Unicode."""
 
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import typer
 
+from lmtrain.__main__ import main
 from lmtrain.cli import app as cli
 from lmtrain.config.loader import is_override
 from lmtrain.config.schema import Config
@@ -88,3 +90,10 @@ def test_a_name_that_cannot_be_printed_gets_a_remedy(lmtrain: Lmtrain, workdir: 
     done = lmtrain("export", "sample", "b\udcffd")
     assert (done.code, done.out) == (1, "")
     assert "'\\udcff' can't be written in utf-8: rename the file" in done.err
+
+
+def test_a_background_job_of_a_shell_keeps_ignoring_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "main", lambda: None)
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    main()
+    assert signal.signal(signal.SIGINT, previous) is signal.SIG_IGN
