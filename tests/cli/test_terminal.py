@@ -1,5 +1,6 @@
 """`lmtrain generate` on a terminal: streamed text, conversations, Ctrl-C and Ctrl-D."""
 
+import json
 import os
 import pty
 import re
@@ -103,12 +104,20 @@ def test_ctrl_c_ends_a_text(workdir: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "streamed"),
-    [("--greedy", True), ("--seed 0", True), ("--beams 2", False), ("--samples 2 --seed 0", False)],
+    [
+        ("--greedy", True),
+        ("--seed 0", True),
+        ("--beams 2", False),
+        ("--samples 2 --seed 0", False),
+        ("--greedy --prompts two.txt", False),
+    ],
 )
 def test_a_terminal_gets_what_is_printed_elsewhere_and_only_a_single_text_is_streamed(
     lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch, options: str, streamed: bool
 ) -> None:
-    arguments = ["generate", "The river, (a", *f"-n 60 {options}".split(), "--stop-string", "of the"]
+    (workdir / "two.txt").write_text("The river, (a\nThe river\n")
+    prompt = [] if "--prompts" in options else ["The river, (a"]
+    arguments = ["generate", *prompt, *f"-n 60 {options}".split(), "--stop-string", "of the"]
     printed = lmtrain(*arguments).out
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     writes: list[str] = []
@@ -152,7 +161,9 @@ def test_prompts_are_asked_for_on_stderr_if_texts_go_to_a_file(
 def test_a_conversation_may_be_in_json(lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     give_input(monkeypatch, b"The river\n")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    assert lmtrain("generate", "-n", "2", "--json").json["prompt"] == "The river"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    printed = lmtrain("generate", "-n", "2", "--json").out.removeprefix("prompt> ").removesuffix("prompt> ")
+    assert json.loads(printed)["prompt"] == "The river"
 
 
 def test_no_line_end_is_added_to_a_prompt_that_has_one_and_no_text(
