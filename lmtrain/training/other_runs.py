@@ -13,7 +13,7 @@ from lmtrain.model.ensemble import Predictor
 from lmtrain.model.trained import TrainedWeights, build_predictor, trained_weights
 from lmtrain.storage import run_checkpoints
 from lmtrain.storage.files import sha256_bytes
-from lmtrain.storage.run_folder import TOKENIZER, step_of
+from lmtrain.storage.run_folder import TOKENIZER, find_run, step_of
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 
 _MAY_DIFFER = {"context", *DROPOUT_FIELDS}
@@ -71,8 +71,11 @@ def _best_weights(
     They are the same in all processes, even if that run is being trained. The run must have the tokenizer of `store`,
     and the model fields `same` must have the values of `config`.
     """
-    best_step = processes.on_main(lambda: str(step_of(run_checkpoints.choose(run_dir, "best"))))
-    weights = trained_weights(run_dir, best_step, "auto")
+
+    def best_step() -> str:
+        return str(step_of(run_checkpoints.choose(find_run(run_dir.absolute(), config.run.dir), "best")))
+
+    weights = trained_weights(run_dir, processes.on_main(best_step), "auto")
     if weights.tokenizer.sha256 != store.tokenizer.sha256:
         raise LmtrainError(
             f"{field}={run_dir} has another tokenizer, and so another vocabulary: give "

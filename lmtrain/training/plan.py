@@ -79,9 +79,11 @@ def _recipe(overrides: Sequence[str], tokens: int, vocab_size: int) -> Config:
     overrides then set another tokenizer's kind or size, which would have no effect.
     """
     names = ("device", "threads", "max_minutes", "init_from", *BUDGETS)
-    train = load_fields(None, overrides, *(f"train.{name}" for name in names)).train
+    given = load_fields(None, overrides, "run.dir", *(f"train.{name}" for name in names))
+    train = given.train
     if train.init_from is not None and (own := overrides_of(overrides, "tokenizer.kind", "tokenizer.vocab_size")):
         raise UsageError(f"train.init_from takes the tokenizer of that run: leave {' and '.join(own)} out")
+    base = train.init_from and find_run(train.init_from.absolute(), given.run.dir)
     has_steps = any(getattr(train, name) is not None for name in BUDGETS)
     minutes = train.max_minutes or (None if has_steps else MINUTES)
     device = choose_device(train.device)
@@ -93,7 +95,7 @@ def _recipe(overrides: Sequence[str], tokens: int, vocab_size: int) -> Config:
 
     def recipe(epochs: float = math.inf, context: int | None = None) -> Config:
         own = automatic(tokens, vocab_size, count, cuda, minutes, epochs, context)
-        return own if train.init_from is None else _with_model_of(train.init_from, own)
+        return own if base is None else _with_model_of(base, own)
 
     # The batch follows from the context, which an override or the other run may set, and the dropout from the epochs.
     context = load_fields(recipe(), overrides, "model.context").model.context
@@ -109,7 +111,7 @@ def _recipe(overrides: Sequence[str], tokens: int, vocab_size: int) -> Config:
 def _with_model_of(run_dir: Path, recipe: Config) -> Config:
     """Return the recipe with the model and the tokenizer of a run, but with its own dropout."""
     model = run_config(run_dir).model.model_copy(update={name: getattr(recipe.model, name) for name in DROPOUT_FIELDS})
-    tokenizer = TokenizerConfig(file=(run_dir / TOKENIZER).absolute())
+    tokenizer = TokenizerConfig(file=run_dir / TOKENIZER)
     return recipe.model_copy(update={"model": model, "tokenizer": tokenizer})
 
 

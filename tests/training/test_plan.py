@@ -195,6 +195,8 @@ def test_a_run_that_starts_from_another_has_its_model_and_tokenizer(folder: Path
         train(plan_run(None, [*fields, "run.name=other", "model.layers=2"]))
     with pytest.raises(UsageError, match=r"takes the tokenizer of that run: leave tokenizer\.kind=word out"):
         plan_run(None, [*fields, "run.name=other", "tokenizer.kind=word"])
+    with pytest.raises(LmtrainError, match=r"there is no run .*/book; the runs in runs: book, own$"):
+        plan_run(None, ["data.source=own.txt", "train.init_from=book", "run.name=other"])
 
 
 def test_a_teacher_is_found_from_any_folder(folder: Path) -> None:
