@@ -83,6 +83,10 @@ def test_the_logged_loss_is_the_mean_of_nats_over_targets(tiny: Config, store: T
     torch.testing.assert_close(loss, expected.detach())
 
 
+def test_the_loss_has_the_configured_chunks(tiny: Config) -> None:
+    assert start(change(tiny, train__loss_chunk=5)).model.loss_chunk == 5
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_a_step_with_a_gradient_that_is_not_finite_changes_neither_weights_nor_optimizer(
     tiny: Config, precision: str
