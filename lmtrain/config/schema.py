@@ -76,7 +76,9 @@ class TokenizerConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.eos_token is not None and self.file is None:
+        if self.file is not None:
+            return self
+        if self.eos_token is not None:
             raise ValueError("tokenizer.eos_token is a token of tokenizer.file: give the file, or set it to null")
         if self.kind == "byte" and self.vocab_size is not None:
             raise ValueError("tokenizer.vocab_size has no meaning with tokenizer.kind=byte: set it to null")

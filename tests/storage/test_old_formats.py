@@ -75,6 +75,7 @@ def test_every_format_has_its_example() -> None:
         ("kind: bpe, vocab_size: 300", 300),
         ("kind: bpe, file: t.json", None),
         ("kind: auto, file: t.json", None),
+        ("kind: auto, file: t.json, vocab_size: 100", 100),
         ("kind: word", None),
     ],
 )
