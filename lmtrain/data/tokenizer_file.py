@@ -56,12 +56,14 @@ class Description(BaseModel, strict=True):
     @classmethod
     def of_external(cls, vocabulary: Mapping[str, int], document: Json, eos_token: str | None) -> Self:
         """Return the description of a document that lmtrain did not write; its end-of-text token is `eos_token`, or if
-        None one with a common name.
+        None one with a common name, first a special one: others may be words of a text, as `</s>` is in Gemma's.
 
         Raises ValueError if it has no such token; the message continues "tokenizer PATH ...".
         """
         unk = _unknown(document)
-        eos = eos_token or next((name for name in END_OF_TEXT if name in vocabulary), None)
+        special = {token["content"] for token in document.get("added_tokens", ()) if token["special"]}
+        common = (name for names in (special, vocabulary) for name in END_OF_TEXT if name in names)
+        eos = eos_token or next(common, None)
         if eos is None:
             raise ValueError(
                 "has no common end-of-text token: set tokenizer.eos_token to the token that ends each document"

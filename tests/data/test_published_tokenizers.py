@@ -135,6 +135,8 @@ def test_the_end_of_text_token_is_given_or_has_a_usual_name(tmp_path: Path) -> N
     assert [Tokenizer.load(path, given).eos_token for given in (None, "<s>")] == ["</s>", "<s>"]
     with pytest.raises(LmtrainError, match=r"has no token 'the end': set tokenizer\.eos_token to one that it has"):
         Tokenizer.load(path, "the end")
+    as_gemma = published("words").replace("[EOS]", "<eos>").replace('"the"', '"</s>"')
+    assert tokenizer_of(tmp_path, as_gemma).eos_token == "<eos>"
 
 
 def test_a_file_without_an_end_of_text_token_names_the_field(tmp_path: Path) -> None:
