@@ -126,13 +126,13 @@ def check_same_run(config: Config, store: TokenStore, run_dir: Path, last: Check
             f"give the old values, or train another run with run.name={run_dir.name}-2"
             f"{f'; train.init_from={run_dir} starts it from the weights of this one' if is_budget else ''}"
         )
-    for what, then, now in (
-        ("tokenizer", info.tokenizer, store.tokenizer.sha256),
-        ("corpus", info.store, store.sha256),
+    for what, then, now, remedy in (
+        ("tokenizer", info.tokenizer, store.tokenizer.sha256, f"keep it with `lmtrain train --resume {run_dir}`, or "),
+        ("corpus", info.store, store.sha256, ""),
     ):
         if then not in (None, now):
             raise LmtrainError(
-                f"the {what} is not the one that {run_dir} was trained on: choose another run.name; "
+                f"the {what} is not the one that {run_dir} was trained on: {remedy}choose another run.name; "
                 f"train.init_from={run_dir} starts it from the weights of this one"
             )
 
