@@ -90,6 +90,7 @@ def test_ctrl_c_at_a_prompt_leaves_the_terminal_as_it_was(workdir: Path) -> None
         before = termios.tcgetattr(screen.end)
         screen.wait_for("prompt> ")
         assert termios.tcgetattr(screen.end) != before
+        time.sleep(0.5)  # a signal between the prompt and readline's wait for a key would have no effect until a key
         screen.process.send_signal(signal.SIGINT)
         assert screen.process.wait(30) == 130
         assert termios.tcgetattr(screen.end) == before
