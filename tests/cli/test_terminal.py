@@ -73,7 +73,7 @@ def on_terminal(*arguments: str) -> Iterator[Terminal]:
 
 
 def test_in_a_conversation_ctrl_d_quits(workdir: Path) -> None:
-    with on_terminal("-n", "20") as screen:
+    with on_terminal("-n", "20", "--seed", "1") as screen:
         screen.wait_for("Ctrl-D quits.\nprompt> ")
         screen.type("The river\n")
         screen.wait_for(r"The river\n")  # the echo
