@@ -130,7 +130,8 @@ def test_learned_positions_and_linformer_need_the_same_context(
 
 
 def test_a_teacher_may_read_more_tokens(tiny: Config, store: TokenStore, base: Path) -> None:
-    load_teacher(change(tiny, train__teacher=str(base), model__context=8), store, CPU)
+    teacher, _ = load_teacher(change(tiny, train__teacher=str(base), model__context=8), store, CPU)
+    assert teacher.config.context == 16
 
 
 def test_a_damaged_base_is_rejected(continued: Config, base: Path, tmp_path: Path) -> None:
