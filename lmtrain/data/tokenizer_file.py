@@ -56,7 +56,7 @@ class Description(BaseModel, strict=True):
     @classmethod
     def of_external(cls, vocabulary: Mapping[str, int], document: Json, eos_token: str | None) -> Self:
         """Return the description of a document that lmtrain did not write; its end-of-text token is `eos_token`, or if
-        None one with a common name, first a special one: others may be words of a text, as `</s>` is in Gemma's.
+        None one with a common name, first a special one: others may be words of a text, such as the HTML tag `</s>`.
 
         Raises ValueError if it has no such token; the message continues "tokenizer PATH ...".
         """
