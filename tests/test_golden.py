@@ -52,8 +52,6 @@ def overrides(recipe: str) -> list[str]:
     fields += [("model", "layers", given["model"]["layers"] // 2)]
     for section, items in REPLACED.items():
         fields += [(section, *item) for item in items.items() if item[0] in given.get(section, {})]
-    if recipe == AUTOMATIC:
-        fields.append(("tokenizer", "kind", "bpe"))  # by itself it chooses whole words for the sample
     return [f"{section}.{field}={json.dumps(value)}" for section, field, value in fields]
 
 

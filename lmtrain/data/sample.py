@@ -4,10 +4,10 @@ The articles are invented, in WikiText's format (Merity et al., 2016), and sampl
 (`sample_grammar`). Its facts (names, places, years) are sampled once, where they first appear, and recalled later, so
 that a model gains from remembering hundreds of tokens.
 
-The probabilities are exact because nothing stays hidden. Alternatives of the grammar are merged into a graph in which
-no two edges out of a node can emit the same token, as a weighted automaton is determinized (Mohri, 1997): the tokens
-so far determine the node and every fact, and the probability of the next token is that of one edge times that of one
-sample from a pool. An article's end is certain too, so articles are independent and their probabilities multiply.
+The probabilities are exact because nothing stays hidden: no two alternatives of a choice can begin with the same token,
+so the tokens so far tell which ones were chosen, and every fact. The probability of the next token is then that of the
+choices that lead to it, times that of one sample from a pool. An article's end is certain too, so articles are
+independent and their probabilities multiply.
 """
 
 import functools
@@ -45,16 +45,18 @@ class Recall:
     name: str
 
 
-@dataclass(frozen=True)
 class Choice:
-    """One of several weighted sequences; the weights need not sum to one."""
+    """One of several sequences of items, with probabilities in proportion to the weights."""
 
-    alternatives: tuple[tuple[float, tuple["Item", ...]], ...]
+    def __init__(self, weights: Sequence[float], alternatives: Sequence[tuple["Item", ...]]) -> None:
+        self.alternatives = alternatives
+        total = math.fsum(weights)
+        self.probabilities = [weight / total for weight in weights]
+        self.cumulative = _cumulative(weights)
 
 
-Token = str | Draw | Recall
-"""What gives one token; a string is the token itself."""
-Item = Token | Choice
+Item = str | Draw | Recall | Choice
+"""A string is a token itself."""
 
 
 def parse(text: str, rules: Mapping[str, str]) -> tuple[Item, ...]:
@@ -73,14 +75,13 @@ def _sequence(symbols: list[str], rules: Mapping[str, str]) -> tuple[Item, ...]:
     while symbols and symbols[-1] not in "|]":
         symbol = symbols.pop()
         if symbol == "[":
-            alternatives = []
-            while True:
+            weights, alternatives = [], []
+            while symbol != "]":
                 weighted = re.fullmatch(r"(\d+)\*", symbols[-1])
-                weight = float(symbols.pop()[:-1]) if weighted else 1.0
-                alternatives.append((weight, _sequence(symbols, rules)))
-                if symbols.pop() == "]":
-                    break
-            items.append(Choice(tuple(alternatives)))
+                weights.append(float(symbols.pop()[:-1]) if weighted else 1.0)
+                alternatives.append(_sequence(symbols, rules))
+                symbol = symbols.pop()
+            items.append(Choice(weights, alternatives))
         elif symbol[0] == "$":
             items.extend(parse(rules[symbol[1:]], rules))
         elif symbol == "/":
@@ -118,47 +119,13 @@ def _cumulative(weights: Sequence[float]) -> list[float]:
     return [partial / sums[-1] for partial in sums[:-1]]
 
 
-class Node:
-    """A position in the article, with edges: the tokens that may follow, their probabilities, and the nodes after."""
-
-    def __init__(self, targets: Mapping[Token, tuple[float, "Node"]]) -> None:
-        self.edges = [(item, p, node) for item, (p, node) in targets.items()]
-        self.cumulative = _cumulative([p for _, p, _ in self.edges])
-
-
-def _before(items: Sequence[Item], node: Node) -> Node:
-    """The node from which `items` lead to `node`."""
-    for item in reversed(items):
-        if isinstance(item, Choice):
-            total = math.fsum(weight for weight, _ in item.alternatives)
-            node = _merge([(weight / total, _before(way, node)) for weight, way in item.alternatives])
-        else:
-            node = Node({item: (1.0, node)})
-    return node
-
-
-def _merge(ways: list[tuple[float, Node]]) -> Node:
-    """One node for several, each with its probability: edges of the same item are merged, recursively."""
-    if all(node is ways[0][1] for _, node in ways):
-        return ways[0][1]
-    targets: dict[Token, list[tuple[float, Node]]] = {}
-    for probability, node in ways:
-        for item, p, target in node.edges:
-            targets.setdefault(item, []).append((probability * p, target))
-    merged = {}
-    for item, after in targets.items():
-        total = math.fsum(probability for probability, _ in after)
-        merged[item] = (total, _merge([(probability / total, node) for probability, node in after]))
-    return Node(merged)
-
-
 class Grammar:
-    """A grammar to sample from. Alternatives must not begin with the same token from different items."""
+    """A grammar to sample from. No two alternatives of a choice may begin with the same token; an empty one begins with
+    what follows the choice."""
 
     def __init__(self, text: str, rules: Mapping[str, str], pools: Mapping[str, str | range]) -> None:
         self.items = parse(text, rules)
         self.pools = {name: Pool(values) for name, values in pools.items()}
-        self.start = _before(self.items, Node({}))
 
     def article(self, uniform: Callable[[], float], facts: dict[str, str] | None = None) -> Iterator[tuple[str, float]]:
         """Sample an article: its tokens, each with its exact -log p (nats) given the tokens before it.
@@ -169,11 +136,15 @@ class Grammar:
         facts = {} if facts is None else facts
         pool_facts: dict[str, set[str]] = {}
         recent: dict[str, tuple[str, ...]] = {}
-        node = self.start
-        while node.edges:
-            index = bisect_right(node.cumulative, uniform()) if node.cumulative else 0
-            item, probability, node = node.edges[index]
-            nats = math.log(1 / probability)
+        ahead = [*reversed(self.items)]  # the next item is the last
+        nats = 0.0
+        while ahead:
+            item = ahead.pop()
+            if isinstance(item, Choice):
+                index = bisect_right(item.cumulative, uniform())
+                nats -= math.log(item.probabilities[index])
+                ahead.extend(reversed(item.alternatives[index]))
+                continue
             if isinstance(item, str):
                 yield item, nats
             elif isinstance(item, Recall):
@@ -189,6 +160,7 @@ class Grammar:
                     facts[item.name] = value
                     known.add(value)
                 yield value, nats + its_nats
+            nats = 0.0
 
 
 @functools.cache

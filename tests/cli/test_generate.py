@@ -130,7 +130,7 @@ def test_results_come_before_the_next_prompts_are_read(workdir: Path, monkeypatc
 def test_plain_prompts_are_read_like_spaced_out_ones(
     lmtrain: Lmtrain, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain, spaced = "The river (in 16), 1,200.8; the", "The river ( in 16 ) , 1 @,@ 200 @.@ 8 ; the"
+    plain, spaced = "The river (in 15), 1,200.8; the", "The river ( in 15 ) , 1 @,@ 200 @.@ 8 ; the"
     (workdir / "one.txt").write_text(plain)
 
     def answer(*arguments: str) -> tuple[object, str]:

@@ -95,7 +95,7 @@ def take_step(state: TrainState, lr: float) -> Tensor:
 
 def worsen(state: TrainState, _lr: float) -> None:
     """A step that makes the model worse from the third on."""
-    train_step(state, 0.5 if state.step >= 2 else 1e-2)
+    train_step(state, 0.5 if state.step >= 2 else 3e-3)
     for name, value in state.model.named_parameters():
         state.ema[name].copy_(value.detach())
 

@@ -285,9 +285,9 @@ def test_a_run_says_what_it_starts(tiny: Config, tmp_path: Path) -> None:
     _, notes = run(change(tiny, train__batch_size=10, train__steps=3), tmp_path, quiet=False)
     assert notes[:5] == [
         f"{tmp_path}: a new run",
-        "model: 20,198 parameters, 1 block of width 16, context 16",
-        "data: 3,103 training tokens; a vocabulary of 836 entries (word); one epoch is 19.2 steps of 160 tokens",
-        "budget: 3 steps (480 tokens, 0.156 epochs)",
+        "model: 21,269 parameters, 1 block of width 16, context 16",
+        "data: 3,166 training tokens; a vocabulary of 899 entries (word); one epoch is 19.6 steps of 160 tokens",
+        "budget: 3 steps (480 tokens, 0.153 epochs)",
         "device: cpu, fp32, 1 thread, not compiled",
     ]
 

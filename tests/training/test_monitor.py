@@ -21,7 +21,7 @@ from lmtrain.system.messages import log, log_level
 from lmtrain.training.monitor import CHARTS, Monitor, RunMonitor, escape_markdown, table
 from lmtrain.training.validation import POOL_TOKENS, evaluating, show_samples
 from tests.helpers import terminal
-from tests.training.helpers import events, metrics, start
+from tests.training.helpers import change, events, metrics, start
 
 
 def monitor(run_dir: Path, **changes: Any) -> RunMonitor:
@@ -184,6 +184,7 @@ def test_samples_and_pooling_weights_are_the_same_each_time(tiny: Config, store:
         def text(self, step: int, title: str, markdown: str) -> None:
             shown.append(markdown)
 
+    tiny = change(tiny, train__sample_tokens=10)
     state = start(tiny)
     for _ in range(2):
         torch.rand(7)

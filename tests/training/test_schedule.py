@@ -110,7 +110,7 @@ def test_with_two_budgets_the_warmup_follows_the_one_that_is_spent_first() -> No
     ("budget", "steps"),
     [
         ({"train__steps": 12}, 12),
-        ({"train__steps": None, "train__epochs": 0.5}, 24),
+        ({"train__steps": None, "train__epochs": 0.5}, 25),
         ({"train__steps": None, "train__max_minutes": 1}, None),
         ({"train__max_minutes": 1}, 12),
     ],

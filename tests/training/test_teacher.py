@@ -90,7 +90,7 @@ def test_a_student_comes_closer_to_its_teacher_than_a_model_trained_on_the_text(
         loss = Distillation(state.model, load_teacher(learner, store, CPU)[0], 1.0)
         return float(loss(tokens, tokens).mean().detach())
 
-    assert divergence(learner) < 0.2 * divergence(change(learner, train__teacher=None))
+    assert divergence(learner) < 0.3 * divergence(change(learner, train__teacher=None))
 
 
 def test_a_run_resumes_with_its_own_teacher_wherever_it_is_and_with_no_other(
