@@ -2,9 +2,8 @@
 
 import functools
 import math
-import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
 from typing import Any, NoReturn, overload
@@ -25,7 +24,7 @@ from lmtrain.evaluation.adaptive import RMS_TOKENS, ContinuousCache, Scorer, ada
 from lmtrain.evaluation.perplexity import Score, evaluate
 from lmtrain.evaluation.run_store import check_same_corpus, find_run_store
 from lmtrain.generation.complete import PromptCompletions, complete
-from lmtrain.generation.options import SAMPLED, Options
+from lmtrain.generation.options import Options, options_with
 from lmtrain.generation.sampling import OnToken
 from lmtrain.model.ensemble import Predictor
 from lmtrain.model.packing import pack_for_decoding
@@ -102,8 +101,7 @@ class Run:
         """
         if isinstance(prompts, str):
             return self.generate([prompts], **options)[0]
-        base = Options() if options.get("beams", 1) != 1 else replace(SAMPLED, seed=secrets.randbelow(1_000_000))
-        return [result.completions[0].text for result in self.complete(prompts, replace(base, **options))]
+        return [result.completions[0].text for result in self.complete(prompts, options_with(**options))]
 
     def complete(
         self, prompts: Sequence[str], options: Options, *, first: int = 0, on_token: OnToken | None = None

@@ -1,6 +1,5 @@
 """`lmtrain generate`: check the options and turn them into those of the library."""
 
-import secrets
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,7 +29,6 @@ def _option(group: str, text: str, *names: str, **limits: Any) -> Any:
 
 
 def generate(
-    context: typer.Context,
     prompt: Annotated[
         str | None,
         typer.Argument(
@@ -65,17 +63,23 @@ def generate(
         list[str] | None, _option(LENGTH, "End before this text. Repeat it for several.", metavar="TEXT")
     ] = None,
     temperature: Annotated[
-        float, _option(SAMPLING, "Below 1: more conservative, above 1: more random, 0: greedy.", metavar="T")
-    ] = 0.8,
-    top_k: Annotated[int, _option(SAMPLING, "Sample from the K most likely tokens (0: all).", metavar="K")] = 0,
+        float | None,
+        _option(SAMPLING, "Below 1: more conservative, above 1: more random, 0: greedy. [default: 0.8]", metavar="T"),
+    ] = None,
+    top_k: Annotated[
+        int | None, _option(SAMPLING, "Sample from the K most likely tokens. [default: all]", metavar="K")
+    ] = None,
     top_p: Annotated[
-        float, _option(SAMPLING, "Nucleus sampling: the fewest tokens with total probability P (1: all).", metavar="P")
-    ] = 0.95,
+        float | None,
+        _option(SAMPLING, "Sample from the top tokens of total probability P. [default: 0.95]", metavar="P"),
+    ] = None,
     seed: Annotated[
         int | None,
         _option(SAMPLING, "Random seed; the same seed gives the same text. [default: random, printed]", metavar="N"),
     ] = None,
-    samples: Annotated[int, _option(SAMPLING, "Texts to sample for each prompt.", metavar="N", max=4096)] = 1,
+    samples: Annotated[
+        int | None, _option(SAMPLING, "Texts to sample for each prompt. [default: 1]", metavar="N", max=4096)
+    ] = None,
     greedy: Annotated[bool, _option(SEARCH, "Take the most likely token each time.", "--greedy")] = False,
     beams: Annotated[int, _option(SEARCH, "Beam search of this width.", "--beams", "-b", metavar="N", max=1024)] = 1,
     repetition_penalty: Annotated[
@@ -114,8 +118,10 @@ def generate(
         raise UsageError(
             f"put the prompt before the overrides, and quote it if it has several words: lmtrain generate {quoted!r}"
         )
+    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "samples": samples}
+    sampling = {name: value for name, value in given.items() if value is not None}
     searches = [name for name, is_set in (("--greedy", greedy), ("--beams", beams > 1)) if is_set]
-    if searches and (others := searches[1:] + _sampling_options(context)):
+    if searches and (others := searches[1:] + [f"--{name.replace('_', '-')}" for name in sampling]):
         raise UsageError(f"{searches[0]} can't be combined with {', '.join(others)}: leave out one or the other")
     if prompt is not None and prompts is not None:
         raise UsageError("give a prompt or --prompts, not both")
@@ -124,25 +130,19 @@ def generate(
 
     from lmtrain.api.run import load
     from lmtrain.cli.prompting import complete_prompts, typed_prompts
-    from lmtrain.generation.options import Options
+    from lmtrain.generation.options import options_with
     from lmtrain.generation.prompts import read_all, read_prompts
 
-    if searches:
-        temperature, top_p = 0.0, 1.0
-    has_random_seed = seed is None and temperature > 0
-    seed = secrets.randbelow(1_000_000) if seed is None else seed
+    if greedy:
+        sampling["temperature"] = 0.0
     try:
-        options = Options(
+        options = options_with(
+            **sampling,
             max_tokens=max_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
             repetition_penalty=repetition_penalty,
-            samples=samples,
             beams=beams,
             results=results,
             length_penalty=length_penalty,
-            seed=seed,
             stop=stop,
             stop_strings=tuple(stop_string or ()),
         )
@@ -152,18 +152,12 @@ def generate(
         raise UsageError(field + first["msg"].removeprefix("Value error, ")) from None
     folders = run_folders("generate", run, config, overrides)
     trained = load(folders, checkpoint=checkpoint, weights=weights, device=device, precision=precision)
-    if has_random_seed:
-        log.info(f"{trained.folder}, step {trained.step:,}, seed {seed}: --seed {seed} repeats this output")
+    if seed is None and options.temperature:
+        chosen = options.seed
+        log.info(f"{trained.folder}, step {trained.step:,}, seed {chosen}: --seed {chosen} repeats this output")
     if prompts is not None:
         complete_prompts(trained, options, read_prompts(prompts), batch_size, as_json)
     elif prompt is None and sys.stdin.isatty():
         complete_prompts(trained, options, typed_prompts(), 1, as_json)
     else:
         complete_prompts(trained, options, iter([read_all() if prompt is None else prompt]), 1, as_json)
-
-
-def _sampling_options(context: typer.Context) -> list[str]:
-    """Return the sampling options that are on the command line."""
-    options = [option for option in context.command.params if getattr(option, "rich_help_panel", None) == SAMPLING]
-    sources = {option.opts[0]: context.get_parameter_source(option.name or "") for option in options}
-    return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]

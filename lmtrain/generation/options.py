@@ -1,6 +1,8 @@
 """All options of a completion, validated together."""
 
-from typing import Annotated, Literal, Self
+import secrets
+from dataclasses import replace
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 from pydantic.dataclasses import dataclass
@@ -64,3 +66,10 @@ class Options:
 
 SAMPLED = Options(temperature=0.8, top_p=0.95)
 """The default of `lmtrain generate` and `Run.generate`, and what samples in training have."""
+
+
+def options_with(**fields: Any) -> Options:
+    """Return the options of `lmtrain generate` and `Run.generate`: `fields`, and for the others SAMPLED with a random
+    seed, or for a beam search the defaults. Raises ValidationError as `Options` does."""
+    base = Options() if fields.get("beams", 1) != 1 else replace(SAMPLED, seed=secrets.randbelow(1_000_000))
+    return replace(base, **fields)
