@@ -26,7 +26,7 @@ from lmtrain.evaluation.run_store import check_same_corpus, find_run_store
 from lmtrain.generation.complete import PromptCompletions, complete
 from lmtrain.generation.options import Options, options_with
 from lmtrain.generation.sampling import OnToken
-from lmtrain.model.ensemble import Predictor
+from lmtrain.model.ensemble import Predictor, mean_score
 from lmtrain.model.packing import pack_for_decoding
 from lmtrain.model.trained import TrainedWeights, build_predictor, load_weights
 from lmtrain.storage.run_folder import find_run
@@ -228,7 +228,10 @@ class Run:
         train = (store or self.token_store(source)).split("train")
         with self._bar("gradients", len(members) * min(RMS_TOKENS, train.tokens)) as bar:
             rms = [gradient_rms(each, train, precision=precision, advance=bar.update) for each in members]
-        return dynamic_scorer(members, config.eval, rms, config.stride)
+        own = [dynamic_scorer(*each, config.eval, config.stride) for each in zip(members, rms, strict=True)]
+        return (
+            own[0] if len(own) == 1 else lambda inputs, targets: mean_score([score(inputs, targets) for score in own])
+        )
 
     def _split_of(self, text: str | Path) -> Split:
         """Return the split that a text, or the file at a Path, would be in a corpus."""

@@ -8,7 +8,7 @@ Shapes: B windows, T tokens in each, S targets; E the width of the states, K sta
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -129,7 +129,7 @@ def gradient_rms(model: LanguageModel, split: Split, *, precision: str, advance:
         torch._foreach_addcmul_(squares, gradients, gradients)
         return ()
 
-    add = _captured(add_squares, [model])
+    add = _captured(add_squares, model)
     for index in range(batches):
         inputs, targets = order.batch(split.ids, index * rows, rows)
         add(inputs.to(device), targets.to(device))
@@ -144,45 +144,35 @@ def _gradients_of(nats: Tensor, model: LanguageModel) -> tuple[Tensor, ...]:
         return torch.autograd.grad(nats.mean(), list(model.parameters()), materialize_grads=True)
 
 
-def dynamic_scorer(
-    trained: Sequence[LanguageModel], settings: EvalConfig, rms: list[list[Tensor]], segment: int
-) -> Scorer:
-    """Return a scorer for dynamic evaluation: a copy of each member takes a gradient step after each call, on the
-    segment it has scored. One model is an ensemble of one.
+def dynamic_scorer(trained: LanguageModel, rms: list[Tensor], settings: EvalConfig, segment: int) -> Scorer:
+    """Return a scorer for dynamic evaluation: a copy of the model takes a gradient step after each call, on the segment
+    it has scored.
 
     The step is w <- w - `dynamic_rate` |w| g / (RMS + eps) (after Krause et al., 2018), where g is the gradient of the
-    member's own mean loss of the segment. RMS is that of such a gradient: `gradient_rms`, that of one token's gradient,
-    divided by the square root of `segment`, the number of tokens. For each parameter, |w| is the root mean square of
-    its trained weights, as in LARS (You et al., 2017), and eps its mean RMS, which bounds the rates of rare words.
+    segment's mean loss. RMS is that of such a gradient: `gradient_rms`, that of one token's gradient, divided by the
+    square root of `segment`, the number of tokens. For each parameter, |w| is the root mean square of its trained
+    weights, as in LARS (You et al., 2017), and eps its mean RMS, which bounds the rates of rare words.
     """
-    ensemble = Ensemble([copy.deepcopy(member) for member in trained])
-    scale = settings.dynamic_rate * math.sqrt(segment)
-    rates = [
-        [scale * _rate(weight.detach(), value) for weight, value in zip(member.parameters(), own, strict=True)]
-        for member, own in zip(trained, rms, strict=True)
-    ]
+    model, scale = copy.deepcopy(trained), settings.dynamic_rate * math.sqrt(segment)
+    rates = [scale * _rate(weight.detach(), value) for weight, value in zip(model.parameters(), rms, strict=True)]
 
     def score(inputs: Tensor, targets: Tensor) -> Scored:
         """Inputs (1, T), targets (1, S) -> nats (1, S) and states (1, S, E), computed before the step."""
         torch.clear_autocast_cache()  # a caller's autocast would keep the weights before the last step
-        scored = []
-        for member, own_rates in zip(ensemble.members, rates, strict=True):
-            with torch.enable_grad():
-                nats, states = member.score(inputs, targets, temperature=settings.temperature)
-            gradients = _gradients_of(nats, member)
-            with torch.no_grad():
-                torch._foreach_addcmul_(list(member.parameters()), gradients, own_rates, value=-1.0)
-            scored.append((nats.detach(), states.detach()))
-        return ensemble.mean_of(scored)
+        with torch.enable_grad():
+            nats, states = model.score(inputs, targets, temperature=settings.temperature)
+        gradients = _gradients_of(nats, model)
+        with torch.no_grad():
+            torch._foreach_addcmul_(list(model.parameters()), gradients, rates, value=-1.0)
+        return nats.detach(), states.detach()
 
-    return _captured(score, trained)
+    return _captured(score, model)
 
 
-def _captured(step: Callable[..., tuple[Tensor, ...]], models: Sequence[LanguageModel]) -> Callable[..., Any]:
-    """Return a step of these models, captured as a CUDA graph where it can be: an adaptive output reads on the
-    host how many targets are in its clusters."""
-    on_cuda = models[0].embedding.weight.is_cuda
-    return GraphedCallable(step) if on_cuda and all(model.adaptive is None for model in models) else step
+def _captured(step: Callable[..., tuple[Tensor, ...]], model: LanguageModel) -> Callable[..., Any]:
+    """Return a step of this model, captured as a CUDA graph where it can be: an adaptive output reads on the host how
+    many targets are in its clusters."""
+    return GraphedCallable(step) if model.embedding.weight.is_cuda and model.adaptive is None else step
 
 
 def _rate(weight: Tensor, rms: Tensor) -> Tensor:

@@ -23,8 +23,7 @@ DecodeStep = Callable[[State, Tensor], tuple[Tensor, State]]
 class Ensemble(nn.Module):
     """p(w) = the mean over the members m of p_m(w), with the methods that evaluation and generation call.
 
-    Members share vocabulary, mode and, except as teachers, context. An ensemble of one model computes the same bits as
-    the model.
+    Members share vocabulary, mode and, except as teachers, context.
     """
 
     def __init__(self, members: Sequence[LanguageModel]) -> None:
@@ -35,21 +34,13 @@ class Ensemble(nn.Module):
     def score(self, tokens: Tensor, targets: Tensor, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
         """Return -log p of each target, in nats, float32, and its hidden vector (..., E), for a cache.
 
-        See `LanguageModel.score`; `temperature` divides the log-probabilities of each member. A hidden vector is the
-        members' own, each of length 1, one after the other: the cosine of two is the mean of the members' cosines.
+        See `LanguageModel.score`; `temperature` divides the log-probabilities of each member.
         """
-        return self.mean_of([member.score(tokens, targets, temperature=temperature) for member in self.members])
-
-    def mean_of(self, scored: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Return what `score` returns, given what the members' own returned."""
-        nats, hidden = -self._mean([-nats for nats, _ in scored]), [vector for _, vector in scored]
-        if len(hidden) > 1:  # a single member's keeps its bits
-            hidden = [F.normalize(at_least_float32(vector), dim=-1) for vector in hidden]
-        return nats, torch.cat(hidden, -1)
+        return mean_score([member.score(tokens, targets, temperature=temperature) for member in self.members])
 
     def predict(self, tokens: Tensor) -> Tensor:
         """Return log p of every next token, in nats, float32: (B, T) -> (B, T, V); if windowed, (B, 1, V)."""
-        return self._mean(member.predict(tokens) for member in self.members)
+        return _mean((member.predict(tokens) for member in self.members), len(self.members))
 
     def start(self, tokens: Tensor, valid: Tensor | None = None) -> tuple[Tensor, State]:
         """Prefill: read prompts (B, T) and return log p (B, V) and the state; see `LanguageModel.start`."""
@@ -62,11 +53,23 @@ class Ensemble(nn.Module):
 
     def _together(self, results: Iterable[tuple[Tensor, State]]) -> tuple[Tensor, State]:
         log_probs, states = zip(*results, strict=True)
-        return self._mean(log_probs), EnsembleState(states)
+        return _mean(log_probs, len(states)), EnsembleState(states)
 
-    def _mean(self, log_probs: Iterable[Tensor]) -> Tensor:
-        """log of the mean of the members' probabilities; of a generator, only two are in memory at once."""
-        return functools.reduce(torch.logaddexp, log_probs) - math.log(len(self.members))
+
+def mean_score(scored: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return the score of an ensemble whose members have the scores `scored`: nats and hidden vectors (..., E).
+
+    A hidden vector is the members' own, each of length 1, one after the other: the cosine of two is the mean of the
+    members' cosines.
+    """
+    nats, hidden = zip(*scored, strict=True)
+    unit = [F.normalize(at_least_float32(vector), dim=-1) for vector in hidden]
+    return -_mean([-own for own in nats], len(nats)), torch.cat(unit, -1)
+
+
+def _mean(log_probs: Iterable[Tensor], count: int) -> Tensor:
+    """log of the mean of `count` members' probabilities; of a generator, only two are in memory at once."""
+    return functools.reduce(torch.logaddexp, log_probs) - math.log(count)
 
 
 Predictor = LanguageModel | Ensemble

@@ -29,7 +29,7 @@ from lmtrain.evaluation.adaptive import (
 )
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.model.build import build_model
-from lmtrain.model.ensemble import Ensemble, Predictor
+from lmtrain.model.ensemble import Ensemble, Predictor, mean_score
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.system.device import autocast
 from tests.evaluation.scoring import score_of, split_of
@@ -194,8 +194,8 @@ def gradient_rms_of(model: LanguageModel) -> list[Tensor]:
 
 
 def dynamic_of(model: Predictor, settings: EvalConfig) -> Scorer:
-    members = adaptable(model, "fp32")
-    return dynamic_scorer(members, settings, [gradient_rms_of(member) for member in members], SEGMENT)
+    own = [dynamic_scorer(each, gradient_rms_of(each), settings, SEGMENT) for each in adaptable(model, "fp32")]
+    return own[0] if len(own) == 1 else lambda inputs, targets: mean_score([score(inputs, targets) for score in own])
 
 
 @pytest.mark.parametrize("tied", [True, False])
