@@ -37,7 +37,8 @@ class Stops:
     it is put into as a prompt is: `The.` matches the words `The .`, which are printed as `The.`. In
     WikiText's spacing, `-` matches `@-@` from its `@` on.
 
-    `cut_patterns` are the bytes that an ending may cut off: text that ends in the beginning of one is not final yet.
+    `reach` is the length of the longest match in bytes: a later token may end the text at most `reach` - 1 bytes before
+    its present end.
     """
 
     def __init__(self, tokenizer: Tokenizer, options: Options) -> None:
@@ -51,8 +52,7 @@ class Stops:
         ]
         self._end_tokens = _end_tokens(tokenizer, kind)
         self._sentence = tokenizer.kind != "word" and kind == "sentence"
-        self.cut_patterns = [content for _, content in self._strings]
-        self._reach = max([*map(len, self.cut_patterns), _SENTENCE_REACH if self._sentence else 0])
+        self.reach = max([_SENTENCE_REACH if self._sentence else 1, *(len(content) for _, content in self._strings)])
 
     def is_end(self, ids: Sequence[int]) -> bool:
         """Return whether the text `ids`, not empty, has ended."""
@@ -66,7 +66,7 @@ class Stops:
         """Return the ending by a stop string or a sentence that the last token completes."""
         last = self._piece(ids, len(ids) - 1)
         tail, before = last, len(ids) - 2  # the end of the text, as far back as a match of the last token reaches
-        while before >= 0 and len(tail) - len(last) < self._reach - 1:
+        while before >= 0 and len(tail) - len(last) < self.reach - 1:
             tail, before = self._piece(ids, before) + tail, before - 1
         if found := [(start, string) for string, content in self._strings if (start := tail.find(content)) >= 0]:
             start, string = min(found)

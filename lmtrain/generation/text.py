@@ -46,8 +46,7 @@ class TextStreamer:
             self.ending = ending
             return ""
         # Whole pieces are final, up to what a stop rule may still cut off.
-        pending = b"".join(self._pending)
-        end = len(pending) - max((_overlap(pending, pattern) for pattern in self._stops.cut_patterns), default=0)
+        end = sum(map(len, self._pending)) - (self._stops.reach - 1)
         count = sum(length <= end for length in accumulate(map(len, self._pending)))
         final, self._pending = self._pending[:count], self._pending[count:]
         return self._displayed(b"".join(final))
@@ -62,8 +61,3 @@ class TextStreamer:
             content, self._space_to_drop = content.removeprefix(b" "), False
         text = self._decoder.decode(content, is_last)
         return text if self._detokenizer is None else self._detokenizer.feed(text)
-
-
-def _overlap(text: bytes, pattern: bytes) -> int:
-    """Return the length of the longest suffix of `text` that is a proper prefix of `pattern`."""
-    return next((n for n in range(min(len(text), len(pattern) - 1), 0, -1) if text.endswith(pattern[:n])), 0)

@@ -65,10 +65,10 @@ def test_streamed_pieces_join_to_the_final_text(
     assert "".join(final) == expected
 
 
-def test_words_are_final_at_once_and_the_beginning_of_a_stop_string_waits() -> None:
-    assert run(WORD, "a", WORD.encode("a b d e"), stop_strings=["d f"])[0] == [" a", " b", "", " d e", ""]
-    assert run(WORD, "a", WORD.encode("a d f"), stop_strings=["d f"])[0] == [" a", "", "", ""]
-    assert run(WORD, "", WORD.encode("d g"), stop_strings=["d f"])[0] == ["", "d g", ""]
+def test_words_are_final_at_once_or_as_soon_as_no_stop_string_can_begin_in_them() -> None:
+    assert run(WORD, "a", WORD.encode("a b d e"))[0] == [" a", " b", " d", " e", ""]
+    assert run(WORD, "a", WORD.encode("a b d e"), stop_strings=["d f"])[0] == ["", "", " a", " b", " d e"]
+    assert run(WORD, "a", WORD.encode("a d f"), stop_strings=["d f"])[0] == ["", "", "", " a"]
     assert run(BYTE, "", BYTE.encode(" é!"))[0] == [" ", "", "é", "!", ""]
 
 
