@@ -116,14 +116,14 @@ class Run:
 
     # Scores
 
-    def score(self, text: str | Path, *, source: str | Path | None = None, **settings: Any) -> Score:
+    def score(self, text: str | Path, **settings: Any) -> Score:
         """Score a text, or the file at a Path, as `lmtrain eval --text` does.
 
         The text is scored as a document: the end of its last line is added if it is missing, and except with a word
-        tokenizer the end-of-text token counts too.
-        `source` and `settings` are those of `evaluate`. Raises LmtrainError for a text without words.
+        tokenizer the end-of-text token counts too. `settings` are those of `evaluate`, and `store` of `score_split`.
+        Raises LmtrainError for a text without words.
         """
-        return self.score_split(self._split_of(text), source=source, **settings)
+        return self.score_split(self._split_of(text), **settings)
 
     def score_tokens(self, text: str | Path, **settings: Any) -> list[tuple[str, float]]:
         """Return the tokens of a text in readable form, each with its nats; the nats add up to those of `score`."""
@@ -165,7 +165,6 @@ class Run:
         part: Split,
         *,
         store: TokenStore | None = None,
-        source: str | Path | None = None,
         limit: int | None = None,
         cache: bool = False,
         dynamic: bool = False,
@@ -174,7 +173,7 @@ class Run:
     ) -> Score:
         """Score a split batch by batch; `on_nats` is called with the nats of each batch's targets.
 
-        Dynamic evaluation also reads the training split of `store`, by default of `token_store(source)`.
+        Dynamic evaluation also reads the training split of `store`, by default of `token_store()`.
         Raises UsageError for invalid settings, LmtrainError if dynamic evaluation diverges, and what `adaptable`
         raises.
         """
@@ -183,7 +182,7 @@ class Run:
             raise UsageError(f"limit={most!r} must be a whole number, at least 1")
         config = self._config_with("eval", settings | ({"batch_size": 1} if dynamic else {}))
         own = functools.partial(self.model.score, temperature=config.eval.temperature)
-        scorer: Scorer = self._dynamic(config, store, source) if dynamic else own
+        scorer: Scorer = self._dynamic(config, store) if dynamic else own
         if cache:
             scorer = ContinuousCache(scorer, config.eval)
 
@@ -223,9 +222,9 @@ class Run:
         sections[section] |= fields
         return load_config(sections, environment={})
 
-    def _dynamic(self, config: Config, store: TokenStore | None, source: str | Path | None) -> Scorer:
+    def _dynamic(self, config: Config, store: TokenStore | None) -> Scorer:
         members, precision = adaptable(self.model, self.score_precision), self.score_precision
-        train = (store or self.token_store(source)).split("train")
+        train = (store or self.token_store()).split("train")
         with self._bar("gradients", len(members) * min(RMS_TOKENS, train.tokens)) as bar:
             rms = [gradient_rms(each, train, precision=precision, advance=bar.update) for each in members]
         own = [dynamic_scorer(*each, config.eval, config.stride) for each in zip(members, rms, strict=True)]

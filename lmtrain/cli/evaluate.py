@@ -86,7 +86,7 @@ def evaluate(
         if text is None:
             score = trained.evaluate(name, source=source, **how)
         else:
-            score = trained.score(text, source=source, **how)
+            score = trained.score(text, store=trained.token_store(source) if dynamic else None, **how)
     used = settings_used(trained.config.eval, dynamic=dynamic, cache=cache)
     named = [f", {key.replace('_', ' ')} {value}" for key, value in used.items() if (key, value) != ("temperature", 1)]
     arithmetic = trained.score_precision
