@@ -54,9 +54,9 @@ class Tokenizer:
     """The tokenizer of a tokenizer.json; made by `train` or `load`.
 
     `sha256` is the hash of the file's bytes, its identity. `vocab_size` is the largest id plus one; ids below it may be
-    unused. `id_type` is the smallest type that ids are stored in. `line_end_ids` are the ids that end a line. `unk_id`
-    is None if the tokenizer knows all text. If `adds_space`, the ids or the `token_bytes` of the first word of a line
-    begin with a space that is not in the text, as those of the other words do.
+    unused. `id_type` is the smallest type that ids are stored in. `unk_id` is None if the tokenizer knows all text. If
+    `adds_space`, the ids or the `token_bytes` of the first word of a line begin with a space that is not in the text,
+    as those of the other words do.
     """
 
     def __init__(self, content: bytes, backend: tokenizers.Tokenizer, document: Json, description: Description) -> None:
@@ -85,15 +85,11 @@ class Tokenizer:
         self._backend = backend
         if self.kind == "word":
             self._words = {word: index for word, index in vocabulary.items() if word != EOS}
-            self.line_end_ids = frozenset({self.eos_id})
             self.adds_space = True
             return
         byte_level = _is_byte_level(document)
         found_bytes = ((index, _bytes_of(token, byte_level)) for token, index in vocabulary.items())
         self._bytes = {index: content for index, content in found_bytes if content is not None}
-        self.line_end_ids = frozenset(
-            index for token, index in vocabulary.items() if b"\n" in self._bytes.get(index, token.encode())
-        )
         first = self.encode_pieces(["a"])[0]
         # What stands for an unknown token before another one: it ends a word.
         self._word = first[-1] if first else self.eos_id
@@ -231,7 +227,8 @@ class Tokenizer:
     def _decoded(self, before: int | None, id: int) -> str:  # noqa: A002 -- the field's term
         """What `id` adds to the library's text of `before`."""
         before = self._word if before is None else before
-        if before == self.eos_id or before in self.line_end_ids:
+        token_before = self._bytes.get(before) or (self._backend.id_to_token(before) or "").encode()
+        if before == self.eos_id or b"\n" in token_before:  # a line begins
             return self._library_text([id])
         return self._library_text([before, id])[len(self._library_text([before])) :]
 

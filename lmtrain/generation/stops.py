@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmtrain.data.tokenizer import Tokenizer
-from lmtrain.generation.options import Options, StopKind
+from lmtrain.generation.options import Options
 from lmtrain.generation.spacing import changes_spacing, in_corpus_spacing
 
-_SENTENCE = re.compile(rb"""[.!?](?:["')\]]|\xe2\x80[\x99\x9d]){0,3}(?=\s)""")
+_SENTENCE = rb"""[.!?](?:["')\]]|\xe2\x80[\x99\x9d]){0,3}(?=\s)|\n"""
 _SENTENCE_REACH = 11  # a mark, three closing signs of three bytes, a space
+_SENTENCE_OF_WORDS = rb"(?<!\S)[.!?]\Z|\n"
+"""A text of words ends with a whole one."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,10 @@ class Ending:
 class Stops:
     """The rule that ends texts, `stop` and `stop_strings` of the options, as a function of the generated ids.
 
-    line: after the token that ends a line; the line end is part of the text.
-    sentence: in a word-level text, after the token `.`, `?` or `!` (an abbreviation such as `Mr.` is one token, and
-    does not match); otherwise after one of these marks and closing quotes or brackets (`."`), if a space follows, so
-    that abbreviations followed by a space match too. A line end also ends a sentence.
+    line: after a line end, which is part of the text.
+    sentence: in a word-level text, after the word `.`, `?` or `!` (an abbreviation such as `Mr.` is one word, and does
+    not match); otherwise after one of these marks and closing quotes or brackets (`."`), if a space follows, so that
+    abbreviations followed by a space match too. A line end also ends a sentence.
     Under every rule, a BPE or byte-level text ends at `<eos>`, the end of a document, which is not text.
     A stop string: before the one that is complete first. It is also searched for in the spacing of the corpus, which
     it is put into as a prompt is: `The.` matches the words `The .`, which are printed as `The.`. In
@@ -42,17 +44,18 @@ class Stops:
     """
 
     def __init__(self, tokenizer: Tokenizer, options: Options) -> None:
-        kind = options.stop
         self._tokenizer = tokenizer
+        of_words = tokenizer.kind == "word"
+        sentence, reach = (_SENTENCE_OF_WORDS, 1) if of_words else (_SENTENCE, _SENTENCE_REACH)
+        self._end = re.compile({"none": b"(?!)", "line": b"\n", "sentence": sentence}[options.stop])  # (?!): nothing
+        self._document_end = None if of_words else tokenizer.eos_id
         join = "@" if changes_spacing(tokenizer) else ""  # `,` is printed for `@,@` too
         self._strings = [
             (string, spelling.encode())
             for string in options.stop_strings
             for spelling in {string, in_corpus_spacing(tokenizer, string), join + string}
         ]
-        self._end_tokens = _end_tokens(tokenizer, kind)
-        self._sentence = tokenizer.kind != "word" and kind == "sentence"
-        self.reach = max([_SENTENCE_REACH if self._sentence else 1, *(len(content) for _, content in self._strings)])
+        self.reach = max([reach if options.stop == "sentence" else 1, *(len(content) for _, content in self._strings)])
 
     def is_end(self, ids: Sequence[int]) -> bool:
         """Return whether the text `ids`, not empty, has ended."""
@@ -60,10 +63,6 @@ class Stops:
 
     def ending(self, ids: Sequence[int]) -> Ending | None:
         """Return why the text `ids`, not empty, ends with its last token; None if it continues."""
-        return self._match(ids) or self._end_tokens.get(ids[-1])
-
-    def _match(self, ids: Sequence[int]) -> Ending | None:
-        """Return the ending by a stop string or a sentence that the last token completes."""
         last = self._piece(ids, len(ids) - 1)
         tail, before = last, len(ids) - 2  # the end of the text, as far back as a match of the last token reaches
         while before >= 0 and len(tail) - len(last) < self.reach - 1:
@@ -71,19 +70,9 @@ class Stops:
         if found := [(start, string) for string, content in self._strings if (start := tail.find(content)) >= 0]:
             start, string = min(found)
             return Ending(f"stop string {string!r}", len(tail) - start)
-        match = _SENTENCE.search(tail) if self._sentence else None
-        return None if match is None else Ending("sentence", len(tail) - match.end())
+        if match := self._end.search(tail):
+            return Ending("line" if match[0] == b"\n" else "sentence", len(tail) - match.end())
+        return Ending("document") if ids[-1] == self._document_end else None
 
     def _piece(self, ids: Sequence[int], index: int) -> bytes:
         return self._tokenizer.token_bytes(ids[index - 1] if index else None, ids[index])
-
-
-def _end_tokens(tokenizer: Tokenizer, kind: StopKind) -> dict[int, Ending]:
-    """Return the tokens that end a text by themselves."""
-    ends = {} if kind == "none" else dict.fromkeys(tokenizer.line_end_ids, Ending("line"))
-    if tokenizer.kind != "word":
-        ends[tokenizer.eos_id] = Ending("document")
-    elif kind == "sentence":
-        marks = (tokenizer.encode(mark)[0] for mark in ".?!")
-        ends |= {mark: Ending("sentence") for mark in marks if mark != tokenizer.unk_id}
-    return ends

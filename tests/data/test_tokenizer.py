@@ -85,14 +85,6 @@ def test_bpe_and_byte_round_trip_any_text_without_the_special_token(text: str) -
         assert TRAINED[kind].eos_id not in ids
 
 
-def test_line_end_ids_are_the_tokens_with_a_newline() -> None:
-    assert TRAINED["word"].line_end_ids == {TRAINED["word"].eos_id}
-    assert TRAINED["byte"].line_end_ids == {ord("\n") + 1}
-    bpe = Tokenizer.train(["a word ", "and another "] * 20, TokenizerConfig(kind="bpe", vocab_size=300))
-    assert bpe.line_end_ids == {index for index in range(bpe.vocab_size) if "\n" in bpe.decode([index])}
-    assert len(bpe.line_end_ids) > 1
-
-
 def test_bpe_vocabulary_is_all_bytes_eos_and_merges() -> None:
     bpe = TRAINED["bpe"]
     assert bpe.vocab_size == 280
