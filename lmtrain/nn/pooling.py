@@ -26,6 +26,7 @@ from lmtrain.nn.attention import ResidualProjection, join_heads, split_heads
 from lmtrain.nn.blocks import FeedForward
 from lmtrain.nn.dropout import drop
 from lmtrain.nn.norms import NORMS, NormKind
+from lmtrain.nn.precision import at_least_float32
 from lmtrain.nn.prefix_mean import MASKED, RunningMean, prefix_mean
 
 PoolQuery = Literal["seed", "recency"]
@@ -69,7 +70,8 @@ class AttentionPooling(nn.Module):
         score, value = self._project(x)
         if self.training and self.attention_dropout:
             value = value * drop(torch.ones_like(value[..., :1]), self.attention_dropout)
-        return self._finish(x[:, first:], prefix_mean(score, value, self._slope())[:, :, first:])
+        pooled, _ = prefix_mean(score, value, self._slope())
+        return self._finish(x[:, first:], pooled[:, :, first:].to(value.dtype))
 
     def window(self, x: Tensor) -> Tensor:
         """The pool of the whole window, for its last position: (B, T, W) -> (B, 1, W); see `weights`."""
@@ -84,15 +86,10 @@ class AttentionPooling(nn.Module):
 
     def prefill(self, x: Tensor, lengths: Tensor) -> RunningMean:
         """Return the state for `step` after the first `lengths` (B,) positions of x (B, T, W)."""
-        score, value = self._project(x)
-        age = lengths.unsqueeze(-1) - 1 - torch.arange(x.shape[1], device=x.device)  # (B, T), negative = padding
-        score = score - self._slope().unsqueeze(-1) * age.unsqueeze(1)
-        score = score.masked_fill(age.unsqueeze(1) < 0, float("-inf"))  # (B, H, T)
-        score = F.pad(score, (0, 1), value=MASKED)  # so that an empty row has a finite sum
-        log_total = score.logsumexp(-1)
-        weight = (score - log_total.unsqueeze(-1)).exp()[..., :-1]
-        mean = (weight.unsqueeze(-1) * value).sum(-2)  # not a matmul, which autocast would run in bf16
-        return RunningMean(mean, log_total)
+        mean, log_total = prefix_mean(*self._project(x), self._slope())
+        mean, log_total = F.pad(mean, (0, 0, 1, 0)), F.pad(log_total, (1, 0), value=MASKED)  # of no position
+        rows = torch.arange(len(x), device=x.device)
+        return RunningMean(at_least_float32(mean[rows, :, lengths]), log_total[rows, :, lengths])
 
     def step(self, x: Tensor, state: RunningMean) -> Tensor:
         """Pool one more position per row: x (B, 1, W) -> (B, 1, W). Updates `state`."""

@@ -49,7 +49,7 @@ def test_prefix_mean_equals_loop_with_gradients_in_chunks_of_any_size(
     wanted = [expected, *torch.autograd.grad((expected * outer).sum(), inputs)]
     for chunk in (2, 4, 32, 64):
         monkeypatch.setattr(scan, "CHUNK", chunk)
-        out = prefix_mean(score.to(dtype), value.to(dtype), slope.to(dtype))
+        out, _ = prefix_mean(score.to(dtype), value.to(dtype), slope.to(dtype))
         found = [out.double(), *torch.autograd.grad((out * outer).sum(), inputs)]
         torch.testing.assert_close(found, wanted, atol=tolerance, rtol=10 * tolerance)
 
@@ -58,11 +58,11 @@ def test_prefix_mean_equals_loop_with_gradients_in_chunks_of_any_size(
 def test_a_prefix_mean_does_not_change_with_later_inputs(length: int) -> None:
     torch.manual_seed(0)
     score, value, slope = torch.randn(1, 2, length), torch.randn(1, 2, length, 3), torch.tensor([0.0, 0.02])
-    before = prefix_mean(score, value, slope)
+    before, _ = prefix_mean(score, value, slope)
     for t in (0, 31, 32, length // 2, length - 2):
         later = torch.arange(length) > t
         changed = score + 9 * later, value + later.unsqueeze(-1)
-        after = prefix_mean(*changed, slope)
+        after, _ = prefix_mean(*changed, slope)
         assert torch.equal(after[:, :, : t + 1], before[:, :, : t + 1])
         assert not torch.equal(after[:, :, t + 1], before[:, :, t + 1])
 
@@ -86,7 +86,7 @@ def test_prefix_mean_is_finite_and_exact_where_a_global_maximum_overflows(size: 
     score[:, 1, 0] = -4 * size  # the only one that the first mean has
     slope = torch.tensor([4.0, 0.01], requires_grad=True)
     score.requires_grad_()
-    out = prefix_mean(score, value, slope)
+    out, _ = prefix_mean(score, value, slope)
     assert out.isfinite().all()
     for gradient in torch.autograd.grad(out.square().sum(), (score, slope)):
         assert gradient.isfinite().all()
