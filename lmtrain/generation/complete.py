@@ -77,7 +77,7 @@ def complete(
     ends = Stops(tokenizer, options).is_end
     ids = [tokenizer.encode(in_corpus_spacing(tokenizer, prompt)) for prompt in prompts]
     step = step_function(model)
-    log_probs, state = model.start(*_padded(model, tokenizer, ids))
+    log_probs, state = model.start(*_padded(model, tokenizer, ids), options.max_tokens)
     if options.beams > 1:
         hypotheses = beam_search(log_probs, state, step, options, is_end=ends, blocked=blocked)
     else:

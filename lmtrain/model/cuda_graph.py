@@ -78,9 +78,8 @@ def step_function(model: Predictor) -> DecodeStep:
 class GraphedSteps:
     """A causal model's `step`, replayed on one state.
 
-    It is captured again for another state, for another number of rows, and when the texts outgrow the capacity, which
-    then becomes four times as large, so that this happens rarely. Between two steps the rows of the state may be
-    reordered (`select` with as many rows), which leaves its memory in place.
+    It is captured again for another state, and for another number of rows. Between two steps the rows of the state may
+    be reordered (`select` with as many rows), which leaves its memory in place.
     """
 
     replayed: GraphedCallable

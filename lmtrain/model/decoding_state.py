@@ -22,19 +22,6 @@ from lmtrain.nn.blocks import Cache
 from lmtrain.nn.kv_cache import KeyValueCache, Rows
 from lmtrain.nn.prefix_mean import RunningMean
 
-MIN_CAPACITY = 256
-
-
-def capacity_for(tokens: int, context: int) -> int:
-    """Return the capacity to allocate for `tokens` tokens: 256, 1,024, 4,096 and so on, or the context if smaller.
-
-    A short text then does not pay for a long context, and few sizes occur.
-    """
-    capacity = MIN_CAPACITY
-    while capacity < tokens:
-        capacity *= 4
-    return min(context, capacity)
-
 
 def align_left(tokens: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     """Move padding from the left end to the right, where a causal model ignores it.

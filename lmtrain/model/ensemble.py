@@ -42,9 +42,9 @@ class Ensemble(nn.Module):
         """Return log p of every next token, in nats, float32: (B, T) -> (B, T, V); if windowed, (B, 1, V)."""
         return _mean((member.predict(tokens) for member in self.members), len(self.members))
 
-    def start(self, tokens: Tensor, valid: Tensor | None = None) -> tuple[Tensor, State]:
+    def start(self, tokens: Tensor, valid: Tensor | None = None, max_tokens: int | None = None) -> tuple[Tensor, State]:
         """Prefill: read prompts (B, T) and return log p (B, V) and the state; see `LanguageModel.start`."""
-        return self._together(member.start(tokens, valid) for member in self.members)
+        return self._together(member.start(tokens, valid, max_tokens) for member in self.members)
 
     def step_with(self, steps: Sequence[DecodeStep], state: State, tokens: Tensor) -> tuple[Tensor, State]:
         """Decode: read one more token per row (B,) and return log p (B, V) and the state, by the members' `steps`."""

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from lmtrain.config.schema import ModelConfig
 from lmtrain.model.context_copy import ContextCopy
-from lmtrain.model.decoding_state import DecodingState, State, align_left, capacity_for
+from lmtrain.model.decoding_state import DecodingState, State, align_left
 from lmtrain.model.encoder import Encoder
 from lmtrain.nn.adaptive_softmax import AdaptiveSoftmax
 from lmtrain.nn.blocks import FeedForward
@@ -147,16 +147,18 @@ class LanguageModel(nn.Module):
         return self.pool.weights(self._encode(tokens)).squeeze(0).float()
 
     @torch.no_grad()
-    def start(self, tokens: Tensor, valid: Tensor | None = None) -> tuple[Tensor, State]:
+    def start(self, tokens: Tensor, valid: Tensor | None = None, max_tokens: int | None = None) -> tuple[Tensor, State]:
         """Prefill: read prompts (B, T) and return log p of the next token (B, V), float32, and the state.
 
         Prompts may be padded on the left: `valid` (B, T) bool is then True on tokens, and on every row's last column.
-        Of longer prompts only the last `context` columns are read.
+        Of longer prompts only the last `context` columns are read. If `max_tokens` is given, `step` must not read more,
+        and memory is allocated for these only.
         """
         tokens, valid = self._last_columns(tokens, valid)
         aligned, lengths = align_left(tokens, valid)
         state = self._prefill(aligned[:, :-1], lengths - 1)
-        state.grow(capacity_for(tokens.shape[1], self.config.context))
+        context = self.config.context
+        state.grow(context if max_tokens is None else min(context, tokens.shape[1] + max_tokens))
         return self.step(state, tokens[:, -1])  # by `step`, so that all predictions are computed in the same way
 
     @torch.no_grad()
@@ -200,8 +202,6 @@ class LanguageModel(nn.Module):
     def ensure_capacity(self, state: DecodingState) -> None:
         """Make space for one more token in every row: rows as long as the context are truncated and re-encoded."""
         context = self.config.context
-        if state.kv_len == state.capacity < context:
-            state.grow(capacity_for(state.kv_len + 1, context))
         if state.kv_len < context:
             return
         rows = (state.lengths == context).nonzero().squeeze(-1)

@@ -20,7 +20,9 @@ class WindowedLanguageModel(LanguageModel):
     """
 
     @torch.no_grad()
-    def start(self, tokens: Tensor, valid: Tensor | None = None) -> tuple[Tensor, State]:
+    def start(
+        self, tokens: Tensor, valid: Tensor | None = None, _max_tokens: int | None = None
+    ) -> tuple[Tensor, State]:
         """Read prompts (B, T) as `LanguageModel.start` does: log p of the next token (B, V), and the state."""
         tokens, valid = self._last_columns(tokens, valid)
         log_probs = torch.empty(len(tokens), self.vocab_size, device=tokens.device)

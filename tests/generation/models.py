@@ -22,7 +22,7 @@ class Script(LanguageModel):
         self.read: list[int] = []
         self.at = 0
 
-    def start(self, tokens: Tensor, valid: Tensor | None = None) -> tuple[Tensor, State]:
+    def start(self, tokens: Tensor, valid: Tensor | None = None, max_tokens: int | None = None) -> tuple[Tensor, State]:
         self.read, self.at = tokens[0].tolist(), 0
         return self._predict(), WindowState(tokens, torch.ones_like(tokens, dtype=torch.bool))
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lmtrain.model import cuda_graph
 from lmtrain.model.cuda_graph import GraphedSteps, step_function
-from lmtrain.model.decoding_state import DecodingState, capacity_for
+from lmtrain.model.decoding_state import DecodingState
 from lmtrain.model.language_model import LanguageModel
 from lmtrain.model.packing import pack_for_decoding
 from tests.model.models import PLAIN, VARIANTS, build, tokens
@@ -20,13 +20,6 @@ PACKED = [("fp32", 1e-5), ("bf16", 0.02)]
 """Precisions of packed layers, and how far two orders of the same sums may be apart."""
 Captures = list[set[tuple[int, ...]]]
 """For each capture, the memory in which the state was found."""
-
-
-def test_capacities_are_few_and_at_most_the_context() -> None:
-    assert [capacity_for(tokens, 5000) for tokens in (1, 256, 257, 1024, 1025, 4096, 4097, 5000)] == [
-        *(256, 256, 1024, 1024, 4096, 4096, 5000, 5000)
-    ]
-    assert capacity_for(3, 12) == 12
 
 
 @pytest.fixture
@@ -92,16 +85,6 @@ def packed(precision: str, device: str) -> LanguageModel:
 def test_the_captured_step_of_packed_layers_equals_the_plain_one(precision: str, tolerance: float) -> None:
     model = packed(precision, "cpu")
     assert_same_texts(model, GraphedSteps(model), tokens(3, 45), tolerance)
-
-
-def test_a_step_is_captured_again_when_the_capacity_grows(monkeypatch: pytest.MonkeyPatch, captures: Captures) -> None:
-    monkeypatch.setattr("lmtrain.model.decoding_state.MIN_CAPACITY", 4)
-    model = build(context=24)
-    steps = GraphedSteps(model)
-    _, state = model.start(tokens(1, 2))
-    for _ in range(24):
-        _, state = steps.step(state, tokens(1))
-    assert [len(memory) for memory in captures] == [1, 1, 1]  # capacities of 4, 16 and 24
 
 
 def test_the_captured_memory_is_referenced_and_another_state_is_captured_again(captures: Captures) -> None:

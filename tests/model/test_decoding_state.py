@@ -54,12 +54,6 @@ def reencoded(model: LanguageModel, text: Tensor, pads: Sequence[int]) -> Tensor
     return found.view(-1, len(pads), VOCABULARY)
 
 
-@pytest.fixture(autouse=True)
-def growing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """States whose memory grows on the way to the context's twelve tokens, as it does on the way to 256."""
-    monkeypatch.setattr("lmtrain.model.decoding_state.MIN_CAPACITY", 2)
-
-
 GLOBAL: list[dict[str, object]] = [{**SIZES, "attention": ["global", kind]} for kind in OWN_CACHE]
 """Whose global tokens are part of a state's length."""
 
@@ -69,7 +63,6 @@ GLOBAL: list[dict[str, object]] = [{**SIZES, "attention": ["global", kind]} for 
 def test_steps_equal_reencoding_the_window_over_three_contexts(
     fields: dict[str, object], pads: tuple[int, ...]
 ) -> None:
-    """The state of a windowed model is the window, whose memory does not grow."""
     model, text = build(**fields), tokens(3, 45)
     log_probs, state = model.start(text[:, :5], torch.arange(5) >= torch.tensor(pads).unsqueeze(-1))
     order = torch.arange(3)
@@ -121,6 +114,17 @@ def test_selecting_only_the_shorter_rows_of_a_full_cache() -> None:
     torch.testing.assert_close(log_probs[0], predict(model, text[1, 6:].tolist()), atol=1e-5, rtol=1e-5)
     assert isinstance(state, DecodingState)
     assert state.kv_len == 7
+
+
+@pytest.mark.parametrize(("max_tokens", "capacity"), [(4, 9), (8, 12), (None, 12)])
+def test_memory_is_for_the_tokens_that_may_be_read(max_tokens: int | None, capacity: int) -> None:
+    model, text = build(), tokens(2, 9)
+    log_probs, state = model.start(text[:, :5], max_tokens=max_tokens)
+    for t in range(5, 9):
+        log_probs, state = model.step(state, text[:, t])
+    torch.testing.assert_close(log_probs, model.predict(text)[:, -1], atol=1e-5, rtol=1e-5)
+    assert isinstance(state, DecodingState)
+    assert state.capacity == capacity
 
 
 def test_decoding_is_normalized_and_records_no_graph() -> None:
