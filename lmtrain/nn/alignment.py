@@ -86,7 +86,6 @@ class LocationAwareAttention(CrossAttention):
             location = self.location(padded)[..., :-1].view(keys.shape)  # (B, H, D, Tk)
             features = (one.unsqueeze(-1) + keys + location).tanh()
             energy = (features * self.energy).sum(-2, dtype=weights.dtype)
-            scores = energy.masked_fill(~mask, torch.finfo(energy.dtype).min)
-            weights = scores.softmax(-1) * mask  # where all is masked, nothing has a weight
+            weights = energy.masked_fill(~mask, torch.finfo(energy.dtype).min).softmax(-1)
             alignments.append(weights.unsqueeze(2))
         return torch.cat(alignments, dim=2)

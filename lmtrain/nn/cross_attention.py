@@ -67,8 +67,7 @@ class CrossAttention(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """(B, Tq, W), (B, Tk, W), (B, Tk, W) -> (B, Tq, W), and the weights (B, H, Tq, Tk). Values default to the keys.
 
-        `mask` is as for `attend`. Weights are those before dropout; their rows sum to one, or are zero for a query
-        without a key.
+        `mask` is as for `attend`. Weights are those before dropout.
         """
         pooled, weights = self.pooled(query, key, value, mask=mask)
         return self.output(pooled), weights

@@ -32,9 +32,10 @@ def attend(
 
     query (B, H, Tq, D), key (B, H, Tk, D), value (B, H, Tk, Dv) -> (B, H, Tq, Dv).
 
-    `mask` broadcasts to (B, H, Tq, Tk). A bool mask is True where the query may attend to the key; a query that may
-    attend to no key gets zeros. A float mask is added to the scores, and must leave every query a key. `pattern` masks
-    further keys by position, where there are as many queries as keys. `dropout` is the rate on the weights.
+    `mask` broadcasts to (B, H, Tq, Tk). A bool mask is True where the query may attend to the key; what a query gets
+    that may attend to no key means nothing, but is finite. A float mask is added to the scores, and must leave every
+    query a key. `pattern` masks further keys by position, where there are as many queries as keys. `dropout` is the
+    rate on the weights.
 
     | case                                              | computation                                              |
     | ------------------------------------------------- | -------------------------------------------------------- |
@@ -57,9 +58,7 @@ def attend(
             query, key, wide = (at_least_float32(x) for x in (query, key, value))
             mask = mask.to(query.dtype) if mask is not None and mask.is_floating_point() else mask
             return F.scaled_dot_product_attention(query, key, wide, mask, scale=scale).to(value.dtype)
-    empty = mask is not None  # a pattern always leaves every query a key
-    mask = _with_pattern(mask, pattern, query, key)
-    weights = attention_weights(query, key, mask, scale, empty=empty)
+    weights = attention_weights(query, key, _with_pattern(mask, pattern, query, key), scale)
     return drop(weights.to(value.dtype), dropout) @ value
 
 
@@ -88,9 +87,8 @@ def _attend_local(
     first = torch.arange(count, device=query.device).view(-1, 1, 1) * BLOCK
     queries = first + torch.arange(BLOCK, device=query.device).unsqueeze(-1)
     keys = first + torch.arange(-before * BLOCK, (1 + after) * BLOCK, device=query.device)
-    # Queries past the end attend to keys past the end: a softmax over nothing would have no gradient.
-    allowed = pattern(queries, keys) & (keys >= 0) & ((keys < length) | (queries >= length))
-    weights = attention_weights(to_blocks(query, BLOCK), near(key), allowed, scale, empty=False)
+    allowed = pattern(queries, keys) & (keys >= 0) & (keys < length)
+    weights = attention_weights(to_blocks(query, BLOCK), near(key), allowed, scale)
     attended = drop(weights.to(value.dtype), dropout) @ near(value)
     return attended.flatten(-3, -2)[..., :length, :]
 
@@ -101,14 +99,8 @@ def to_blocks(x: Tensor, size: int) -> Tensor:
     return F.pad(x, (0, 0, 0, blocks * size - x.shape[2])).view(*x.shape[:2], blocks, size, x.shape[-1])
 
 
-def attention_weights(
-    query: Tensor, key: Tensor, mask: Tensor | None, scale: float | None, *, empty: bool = True
-) -> Tensor:
-    """Return the attention weights of `attend`: (B, H, Tq, D), (B, H, Tk, D) -> (B, H, Tq, Tk).
-
-    Rows sum to one, or are zero for a query without a key. `empty=False` promises that a bool mask leaves every query a
-    key, and saves the handling of softmax's 0 / 0.
-    """
+def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    """Return the attention weights of `attend`: (B, H, Tq, D), (B, H, Tk, D) -> (B, H, Tq, Tk)."""
     query, key = query * (query.shape[-1] ** -0.5 if scale is None else scale), key.transpose(-2, -1)
     # No cast to float32: softmax sums in float32 whatever its input, and bf16 halves what is saved for the gradient.
     # A float32 mask makes the sum float32, as it must: bf16 can't tell position 257 from 256.
@@ -116,20 +108,18 @@ def attention_weights(
         return (query @ key).softmax(-1)
     if mask.is_floating_point():
         return (query @ key + mask).softmax(-1)
-    if not empty:
-        return _masked_product(query, key, mask).softmax(-1)
-    nothing = ~mask.any(-1, keepdim=True)
-    return _masked_product(query, key, mask | nothing).softmax(-1).masked_fill(nothing, 0.0)
+    return _masked_product(query, key, mask).softmax(-1)
 
 
 def _masked_product(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
-    """query key where the bool `mask` is True, else -inf: (..., Tq, D), (..., D, Tk) -> (..., Tq, Tk)."""
+    """query key where the bool `mask` is True, else the lowest number: (..., Tq, D), (..., D, Tk) -> (..., Tq, Tk)."""
+    lowest = torch.finfo(query.dtype).min  # finite, so that softmax has no 0 / 0
     if not query.is_cpu:
-        return (query @ key).masked_fill(~mask, float("-inf"))
+        return (query @ key).masked_fill(~mask, lowest)
     # On a CPU the product adds the mask. A mask between product and softmax keeps the compiler from fusing softmax with
     # dropout, and compiled code reads a bool tensor element by element, once more for the gradient.
     shape = *query.shape[:-1], key.shape[-1]
-    added = torch.zeros(mask.shape, dtype=query.dtype).masked_fill(~mask, float("-inf")).expand(shape)
+    added = torch.zeros(mask.shape, dtype=query.dtype).masked_fill(~mask, lowest).expand(shape)
     return torch.baddbmm(*(x.flatten(0, -3) for x in (added, query, key))).view(shape)
 
 

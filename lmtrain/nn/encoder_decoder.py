@@ -89,7 +89,7 @@ class PositionedEmbedding(nn.Module):
 
 
 class SourceEncoder(nn.Module):
-    """Embedding and encoder blocks, followed by a norm if pre-norm."""
+    """Embedding and encoder blocks, followed by a norm if pre-norm. Every source has a word."""
 
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
@@ -137,8 +137,7 @@ class Decoder(nn.Module):
 
 
 class Prediction(nn.Module):
-    """The distribution over target words; with `copy` it is mixed with a pointer to the source (See et al., 2017),
-    unless the source has no words."""
+    """The distribution over target words; with `copy` it is mixed with a pointer to the source (See et al., 2017)."""
 
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
@@ -152,5 +151,4 @@ class Prediction(nn.Module):
         if self.pointer is None or self.gate is None:
             return log_vocabulary
         log_pointer = self.pointer(decoded, memory, mask=valid.unsqueeze(1))
-        gate = self.gate(decoded).squeeze(-1).masked_fill(~valid.any(-1, keepdim=True), -torch.inf)
-        return copy_log_probs(log_vocabulary, log_pointer, source, gate)
+        return copy_log_probs(log_vocabulary, log_pointer, source, self.gate(decoded).squeeze(-1))

@@ -146,9 +146,8 @@ def guided_attention_loss(weights: Tensor, query_lengths: Tensor, key_lengths: T
     """
     queries = torch.arange(weights.shape[-2], device=weights.device)
     keys = torch.arange(weights.shape[-1], device=weights.device)
-    # An empty row has no real position; its 0 / 0 would be NaN even though it is not counted.
-    rows = (queries / query_lengths.clamp_min(1).unsqueeze(-1)).unsqueeze(-1)  # (B, Tq, 1)
-    columns = (keys / key_lengths.clamp_min(1).unsqueeze(-1)).unsqueeze(-2)  # (B, 1, Tk)
+    rows = (queries / query_lengths.unsqueeze(-1)).unsqueeze(-1)  # (B, Tq, 1)
+    columns = (keys / key_lengths.unsqueeze(-1)).unsqueeze(-2)  # (B, 1, Tk)
     cost = 1 - (-((rows - columns) ** 2) / (2 * width**2)).exp()
     real = (queries < query_lengths.unsqueeze(-1)).unsqueeze(-1) & (keys < key_lengths.unsqueeze(-1)).unsqueeze(-2)
-    return (weights * (cost * real).unsqueeze(1)).sum() / real.unsqueeze(1).expand_as(weights).sum().clamp_min(1)
+    return (weights * (cost * real).unsqueeze(1)).sum() / real.unsqueeze(1).expand_as(weights).sum()

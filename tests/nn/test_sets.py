@@ -133,18 +133,6 @@ def test_padding_has_no_influence(block: Callable[[], nn.Module]) -> None:
         torch.testing.assert_close(low.float(), padded, atol=0.05, rtol=0.05)
 
 
-def test_a_set_of_padding_only_gives_no_nan() -> None:
-    torch.manual_seed(0)
-    x = torch.randn(2, 3, DIM, requires_grad=True)
-    valid = torch.tensor([[True, True, False], [False, False, False]])
-    pooled = PMA(DIM, 2, plain())(isab()(x, valid=valid), valid=valid)
-    assert not pooled[1].any()
-    (gradient,) = torch.autograd.grad(pooled.sum(), x)
-    assert gradient.isfinite().all()
-    assert gradient[0, :2].any()
-    assert not gradient[1].any()
-
-
 @every_block
 def test_cost_of_isab_is_linear_and_of_sab_quadratic(block: Callable[[], nn.Module]) -> None:
     once, twice, four_times = (flops(isab(block), n, DIM) for n in (16, 32, 64))
