@@ -36,7 +36,7 @@ def linear_cross_entropy(
     """
     if sizes:  # the last row then pads the rows of each cluster
         hidden, targets = F.pad(hidden, (0, 0, 0, 1)), F.pad(targets, (0, 1), value=-1)
-    nats = _forward(hidden, weight, bias, targets, sizes, rows, matmul_dtype(hidden))[0]
+    nats = _forward(hidden, weight, bias, targets, sizes, rows, matmul_dtype(hidden))
     return nats[:-1] if sizes else nats
 
 
@@ -51,33 +51,24 @@ def linear_logits(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return at_least_float32(F.linear(x, weight)).add_(bias)
 
 
-def target_softmax(x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return -log p of the targets (R,), the largest logits (R,), e^(logit - largest) (R, V) and its row sums (R,)."""
+def target_softmax(x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return -log p of the targets (R,), e^(logit - the largest of the row) (R, V), and its row sums (R,)."""
     logits = linear_logits(x, weight, bias)
-    largest = logits.amax(-1)
-    logits.sub_(largest.unsqueeze(-1))
+    logits.sub_(logits.amax(-1, keepdim=True))
     target = logits.gather(1, targets.unsqueeze(-1)).squeeze(-1)
     exponentials = logits.exp_()
     sums = exponentials.sum(-1)
-    return sums.log() - target, largest, exponentials, sums
+    return sums.log() - target, exponentials, sums
 
 
 def _forward_chunks(
     hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, sizes: Sequence[int], rows: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return -log p, the largest logit of each row, and the log of its sum of e^(logit - largest): (N,) each.
-
-    The last two are separate, since their sum would round small losses away.
-    """
-    narrow = weight.to(dtype)
-    nats, largest, log_sums = _results(hidden, dtype)
+) -> Tensor:
+    """Return -log p (N,)."""
+    narrow, nats = weight.to(dtype), _zeros(hidden, dtype)
     for classes, part, labels in _chunks(targets, sizes, rows):
-        x = hidden[part].to(dtype)
-        nats[part], largest[part], _, sums = target_softmax(x, narrow[classes], bias[classes], labels)
-        log_sums[part] = sums.log()
-    if sizes:  # otherwise the backward pass would compare the padding row with another cluster's sum
-        largest[-1] = torch.inf
-    return nats, largest, log_sums
+        nats[part] = target_softmax(hidden[part].to(dtype), narrow[classes], bias[classes], labels)[0]
+    return nats
 
 
 def _backward_chunks(
@@ -86,8 +77,6 @@ def _backward_chunks(
     weight: Tensor,
     bias: Tensor,
     targets: Tensor,
-    largest: Tensor,
-    log_sums: Tensor,
     sizes: Sequence[int],
     rows: int,
     dtype: torch.dtype,
@@ -97,10 +86,9 @@ def _backward_chunks(
     grad_hidden, grad_weight, grad_bias = (torch.zeros_like(x) for x in (hidden, weight, bias))
     for classes, part, labels in _chunks(targets, sizes, rows):
         x = hidden[part].to(dtype)
-        error = linear_logits(x, narrow[classes], bias[classes])
-        error = error.sub_(largest[part].unsqueeze(-1)).sub_(log_sums[part].unsqueeze(-1)).exp_()
-        error[torch.arange(len(x), device=x.device), labels] -= 1  # p - 1 at the target, p elsewhere: (R, V)
-        error.mul_(upstream[part].unsqueeze(-1))
+        nats, error, sums = target_softmax(x, narrow[classes], bias[classes], labels)
+        error[torch.arange(len(x), device=x.device), labels] = sums * torch.expm1(-nats)
+        error.mul_((upstream[part] / sums).unsqueeze(-1))  # p - 1 at the target, p elsewhere, times upstream: (R, V)
         grad_bias[classes].add_(error.sum(0))
         error = error.to(dtype)
         grad_hidden[part] = (error @ narrow[classes]).to(hidden.dtype)
@@ -131,9 +119,8 @@ def _chunks(targets: Tensor, sizes: Sequence[int], rows: int) -> Iterator[tuple[
         start += size
 
 
-def _results(hidden: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    exact = torch.promote_types(dtype, torch.float32)
-    return [hidden.new_zeros(len(hidden), dtype=exact) for _ in range(3)]
+def _zeros(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    return hidden.new_zeros(len(hidden), dtype=torch.promote_types(dtype, torch.float32))
 
 
 _forward = library.custom_op("lmtrain::linear_cross_entropy", _forward_chunks, mutates_args=())
@@ -142,7 +129,7 @@ _backward = library.custom_op("lmtrain::linear_cross_entropy_backward", _backwar
 
 @_forward.register_fake
 def _(hidden: Tensor, weight: Any, bias: Any, targets: Any, sizes: Any, rows: int, dtype: torch.dtype) -> Any:
-    return tuple(_results(hidden, dtype))
+    return _zeros(hidden, dtype)
 
 
 @_backward.register_fake
@@ -150,12 +137,12 @@ def _(upstream: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor, *_: Any) -
     return torch.empty_like(hidden), torch.empty_like(weight), torch.empty_like(bias)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    hidden, weight, bias, targets, ctx.sizes, ctx.rows, ctx.dtype = inputs
-    ctx.save_for_backward(hidden, weight, bias, targets, *output[1:])
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.sizes, ctx.rows, ctx.dtype = inputs
+    ctx.save_for_backward(*tensors)
 
 
-def _gradients(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
     gradients = _backward(upstream, *ctx.saved_tensors, ctx.sizes, ctx.rows, ctx.dtype)
     return *gradients, None, None, None, None
 

@@ -72,7 +72,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
         narrow = weight.to(dtype)
-        nats, _, exponentials, sums = target_softmax(hidden.to(dtype), narrow, bias, targets)
+        nats, exponentials, sums = target_softmax(hidden.to(dtype), narrow, bias, targets)
         errors = exponentials.to(dtype)
         errors[torch.arange(len(targets), device=targets.device), targets] = (sums * torch.expm1(-nats)).to(dtype)
         ctx.save_for_backward(hidden, narrow, errors, sums)

@@ -109,18 +109,17 @@ def test_only_the_logits_of_a_tails_own_targets_are_computed(
     hidden, weight, bias = torch.randn(41, 3), torch.randn(30, 3), torch.zeros(30)
     targets, sizes = torch.tensor([-1] * 30 + [3] * 8 + [25] * 2 + [-1]), [10, 20]
     with largest_tensor() as seen:
-        nats, largest, log_sums = _forward_chunks(hidden, weight, bias, targets, sizes, rows, torch.float32)
+        nats = _forward_chunks(hidden, weight, bias, targets, sizes, rows, torch.float32)
     assert seen.largest == logits
-    state = hidden, weight, bias, targets, largest, log_sums
     with largest_tensor() as seen:
-        _backward_chunks(torch.ones(41), *state, sizes, rows, torch.float32)
+        _backward_chunks(torch.ones(41), hidden, weight, bias, targets, sizes, rows, torch.float32)
     assert seen.largest == max(41 * 3, logits)  # the gradient of the states, or the logits
     assert (nats[:30] == 0).all()
     assert (nats[30:40] > 0).all()
 
 
 def test_clusters_of_very_different_biases_have_finite_gradients() -> None:
-    """The row that fills up a cluster is not compared with the sum of another one."""
+    """Also in the row that fills up each cluster."""
     hidden, weight = (torch.randn(count, 4, dtype=torch.float64, requires_grad=True) for count in (3, 5))
     bias = torch.tensor([0.0, 1.0, -800.0, -801.0, -799.0], dtype=torch.float64, requires_grad=True)
     targets, sizes = torch.tensor([1, 3, -1]), [2, 3]
