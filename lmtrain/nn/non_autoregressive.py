@@ -95,7 +95,7 @@ class NonAutoregressive(nn.Module):
     def _length_logits(self, memory: Tensor, valid: Tensor) -> Tensor:
         """The classifier's logits of the lengths 0 .. N, from the mean of the memory (B, Ts, D): (B, N + 1)."""
         assert self.length_classifier is not None
-        weights = (valid / valid.sum(1, keepdim=True)).unsqueeze(1)  # (B, 1, Ts)
+        weights = (valid / valid.sum(1, keepdim=True).clamp_min(1)).unsqueeze(1)  # (B, 1, Ts)
         return at_least_float32(self.length_classifier((weights.to(memory.dtype) @ memory).squeeze(1)))
 
     def _predict(self, memory: Tensor, source: Tensor, valid: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -231,6 +231,17 @@ def test_guided_attention_loss_equals_a_loop_and_prefers_the_diagonal() -> None:
     assert guided_attention_loss(diagonal.flip(-1), six, six) > 0.1
 
 
+@pytest.mark.parametrize(("queries", "keys"), [(0, 4), (3, 0), (0, 0)])
+def test_guided_attention_leaves_empty_rows_out(queries: int, keys: int) -> None:
+    weights = torch.rand(2, 1, 3, 4, requires_grad=True)
+    targets, sources = torch.tensor([3, queries]), torch.tensor([4, keys])
+    loss = guided_attention_loss(weights, targets, sources)
+    torch.testing.assert_close(loss, guided_attention_loss(weights[:1], targets[:1], sources[:1]))
+    (gradient,) = torch.autograd.grad(loss, weights)
+    assert gradient[0].any()
+    assert not gradient[1].any()
+
+
 def test_the_feed_forward_layers_have_their_width() -> None:
     model = make(replace(CONFIG, ff_dim=40))
     shapes = {tuple(value.shape) for name, value in model.named_parameters() if "feed_forward." in name}
