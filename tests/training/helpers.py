@@ -16,7 +16,7 @@ from lmtrain.config.schema import Config
 from lmtrain.data.tokenizing import prepare_store
 from lmtrain.evaluation.perplexity import Forward
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
-from lmtrain.storage.files import read_manifest, verify
+from lmtrain.storage.files import read_manifest, sha256_bytes, verify
 from lmtrain.system.process_group import SINGLE_PROCESS, ProcessGroup
 from lmtrain.training.finished import Outcome
 from lmtrain.training.loop import fit, train_step
@@ -91,6 +91,26 @@ def take_step(state: TrainState, lr: float) -> Tensor:
     state.statistics.sums.zero_()
     train_step(state, lr)
     return state.statistics.sums[:2].float()
+
+
+def state_of(state: TrainState) -> dict[str, str]:
+    """Digests of everything that determines how training continues, collected without the code that saves it."""
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in state.model.named_parameters():
+        tensors[f"model/{name}"] = parameter.detach()
+        tensors |= {f"optimizer/{name}/{entry}": value for entry, value in state.optimizer.state[parameter].items()}
+    tensors |= {f"ema/{name}": value for name, value in state.ema.items()}
+    digests = {
+        name: sha256_bytes(f"{value.dtype} {tuple(value.shape)}".encode() + value.contiguous().numpy().tobytes())
+        for name, value in tensors.items()
+    }
+    counters = {name: getattr(state, name) for name in ("step", "evaluated", "best", "stale")} | {
+        "scaler": state.scaler.state_dict(),
+        "skipped": int(state.statistics.skipped),
+        "in_a_row": int(state.statistics.in_a_row),
+        "window": state.statistics.sums.tolist(),
+    }
+    return digests | {f"counters/{name}": json.dumps(value, sort_keys=True) for name, value in counters.items()}
 
 
 def worsen(state: TrainState, _lr: float) -> None:

@@ -38,11 +38,11 @@ from tests.training.helpers import (
     run,
     run_state,
     start,
+    state_of,
     verified_steps,
     worsen,
 )
 from tests.training.ranks import meeting_place, together, variables
-from tests.training.resuming import state_of
 
 ROUNDING = 2e-5
 """Relative tolerance of losses and norms of a few steps where only the order of sums differs."""

@@ -37,12 +37,12 @@ from tests.training.helpers import (
     run_state,
     scaled_step,
     start,
+    state_of,
     take_step,
     verified_steps,
     without_dropout,
     worsen,
 )
-from tests.training.resuming import state_of
 
 FINISHED = "is finished, so nothing is trained: set run.name to train another run"
 

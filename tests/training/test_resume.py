@@ -1,12 +1,13 @@
 """A run resumed from the checkpoint of any step, any number of times, equals an uninterrupted run bit for bit."""
 
 import dataclasses
-import json
 import os
 import random
 import re
+import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,53 +20,137 @@ from lmtrain.errors import LmtrainError
 from lmtrain.generation.complete import complete
 from lmtrain.generation.options import Options
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
-from lmtrain.storage.checkpoint import Checkpoint
 from lmtrain.system import disk
 from lmtrain.training import loop, train_state, validation
-from lmtrain.training.checkpoint_info import Counters
 from lmtrain.training.loop import train_step
-from lmtrain.training.train_state import TrainState, restore
+from lmtrain.training.monitor import RunMonitor
+from lmtrain.training.saving import CheckpointSaver
+from lmtrain.training.train_state import TrainState, restore, snapshot
 from tests.helpers import Child, Interrupt, compiles, flip_bit, messages
-from tests.training.helpers import LOGGED, change, curves, full_disk, last_hash, logged, run, run_interrupted, worsen
-from tests.training.resuming import BATCH, MATRIX, SMALL, Reference, begin, copied_for_every_kill, departures, refer
-
-EPOCHS, MORE = 2, 5
-CUT = 7
-FRESH = dataclasses.asdict(Counters(scaler=torch.amp.GradScaler("cpu").state_dict()))
-ITEMS = (
-    "model/embedding.weight",
-    *(f"optimizer/embedding.weight/{entry}" for entry in ("exp_avg", "exp_avg_sq", "step")),
-    "ema/embedding.weight",
-    *(f"counters/{name}" for name in FRESH),
+from tests.training.helpers import (
+    CIRCUMSTANCES,
+    LOGGED,
+    change,
+    curves,
+    full_disk,
+    last_hash,
+    logged,
+    metrics,
+    run,
+    run_interrupted,
+    scaled_step,
+    start,
+    state_of,
+    worsen,
 )
-"""The items of the state of training."""
+
+BATCH = 15
+SMALL = {"model__dim": 8, "model__layers": 0, "train__batch_size": BATCH, "train__micro_batch": None}
+MATRIX: dict[str, dict[str, Any]] = {
+    f"{precision}, {'ema' if ema else 'no ema'}, {micros} micro-batch{'es' if micros > 1 else ''}": {
+        "train__precision": precision,
+        "train__ema": ema,
+        "train__micro_batch": BATCH // micros,
+    }
+    for precision, ema, micros in (("fp32", 0.9, 1), ("bf16", None, 3), ("fp16", 0.9, 1), ("fp16", None, 3))
+}
+MATRIX |= {
+    "token noise": {"train__token_noise": 0.3, "train__micro_batch": BATCH // 3},
+    "copying": {"model__layers": 1, "model__copy": True, "model__tie_embeddings": False},
+    "adaptive": {"model__layers": 1, "model__output": "adaptive", "train__precision": "bf16"},
+    "linear attention": {"model__layers": 1, "model__attention": "linear", "train__schedule": "wsd"},
+    "windowed": {"model__layers": 1, "model__mode": "windowed", "train__schedule": "linear"},
+    "muon": {"model__layers": 1, "train__optimizer": "muon"},
+    "muon, fp16, 3 micro-batches": {
+        "train__optimizer": "muon",
+        "train__precision": "fp16",
+        "train__micro_batch": BATCH // 3,
+    },
+}
+SHORT: dict[str, Any] = {
+    "train__steps": 14,  # of 15 windows; an epoch has 66
+    "train__log_steps": 4,
+    "train__eval_steps": 5,
+    "train__eval_tokens": 50,
+    "train__sample_prompts": [],
+    "eval__stride": None,
+}
+"""A run of which an epoch ends inside a step, twice."""
+
+
+def overflow(state: TrainState, lr: float) -> None:
+    """A step; the loss of the seventh overflows in any precision."""
+    scaled_step(state, lr, 1e30 if state.step == 6 else 1.0)
 
 
 @pytest.mark.parametrize("variant", MATRIX)
-def test_every_step_can_be_resumed(little: Config, tmp_path: Path, variant: str) -> None:
-    config = change(little, **SMALL | MATRIX[variant])
-    if config.model.mode == "windowed":  # its epochs are sixteen times as long
-        length = 15
-    else:
-        per_epoch = begin(config).order.per_epoch()
-        length = -(-EPOCHS * per_epoch // BATCH) + MORE
-        assert EPOCHS * per_epoch % BATCH, "an epoch must end inside a step"
-    config = change(config, train__steps=length)
-    reference = refer(config, tmp_path, length)
-    skipped = [number for number, step in enumerate(reference.steps) if step.skipped]
-    assert skipped == [6]
-    assert len({json.dumps(step.state) for step in reference.steps}) == length
-    assert [departures(reference, number) for number in range(1, length + 1)] == [[]] * length
+def test_a_run_that_is_interrupted_after_every_step_equals_an_uninterrupted_one(
+    little: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
+) -> None:
+    """In its last checkpoint, and in its metrics."""
+    config = change(little, **SMALL | SHORT | MATRIX[variant])
+    monkeypatch.setattr(loop, "train_step", overflow)
+    run(config, tmp_path / "whole")
+
+    def interrupted(state: TrainState, lr: float) -> None:
+        overflow(state, lr)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(loop, "train_step", interrupted)
+    for _ in range(14):
+        run_interrupted(config, tmp_path / "parts")
+    run(config, tmp_path / "parts")
+    assert last_hash(tmp_path / "parts") == last_hash(tmp_path / "whole")
+    assert logged(tmp_path / "parts") == logged(tmp_path / "whole")
+    assert [row["skipped_steps"] for row in metrics(tmp_path / "parts") if row["kind"] == "train"][-1] == 1
 
 
 @compiles
 @pytest.mark.usefixtures("two_threads")
 def test_a_compiled_training_can_be_resumed(little: Config, tmp_path: Path) -> None:
     """With two threads, which share the gradient of each embedding."""
-    config = change(little, **SMALL | {"model__dim": 64, "train__batch_size": 64}, train__compile=True, train__steps=10)
-    reference = refer(config, tmp_path, 8)
-    assert not any("_orig_mod" in name for name in reference.steps[-1].state)
-    assert departures(reference, 5) == []
+    fields = {"model__dim": 64, "train__batch_size": 64, "train__compile": True, "train__threads": 2}
+    config = change(little, **SMALL | SHORT | fields)
+    run(config, tmp_path)
+    expected = last_hash(tmp_path)
+    newest = run_checkpoints.choose(tmp_path, "last")
+    found = checkpoint.load(newest)
+    assert found.info["compiled"]
+    assert not any("_orig_mod" in name for name in found.tensors["model"])
+    shutil.rmtree(newest)
+    run(config, tmp_path)
+    assert last_hash(tmp_path) == expected
+
+
+@contextmanager
+def copied_for_every_kill(run_dir: Path, folder: Path) -> Iterator[list[Path]]:
+    """Copies of a run's folder, made in the block at every moment at which a kill would leave another one behind."""
+    copies: list[Path] = []
+
+    def copy() -> None:
+        copies.append(folder / f"{len(copies)}")
+        shutil.copytree(run_dir, copies[-1])
+
+    step, record, save_ = loop.train_step, RunMonitor.record, CheckpointSaver.save
+
+    def stepped(state: TrainState, lr: float) -> None:
+        step(state, lr)
+        copy()
+
+    def recorded(*arguments: Any) -> None:
+        record(*arguments)
+        copy()
+
+    def saved(saver: CheckpointSaver, *arguments: Any) -> None:
+        save_(saver, *arguments)
+        saver.wait()
+        copy()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "train_step", stepped)
+        patch.setattr(RunMonitor, "record", recorded)
+        patch.setattr(CheckpointSaver, "save", saved)
+        yield copies
 
 
 @pytest.mark.parametrize("variant", ["to the end", "evaluating by share", "stopping early"])
@@ -236,38 +321,22 @@ def test_another_micro_batch_is_reported(tiny: Config, tmp_path: Path, monkeypat
     assert notes == ["sequences per micro-batch: 2 before, 1 now; the results may not be equal bit for bit"]
 
 
-@pytest.fixture
-def reference(little: Config, tmp_path: Path) -> Reference:
-    """A run in which every item of the state differs from that of a new one."""
-    config = change(little, **SMALL | MATRIX["fp16, ema, 1 micro-batch"], train__steps=12)
-    return refer(config, tmp_path, CUT)
-
-
-def without(found: Checkpoint, item: str) -> Checkpoint:
-    """The checkpoint with one item as in a new run, or zero."""
-    group, _, name = item.partition("/")
-    if group == "counters":
-        counters = found.info["counters"] | {name: FRESH[name]}
-        return dataclasses.replace(found, info=found.info | {"counters": counters})
-    zeros = {name: torch.zeros(found.tensors[group][name].shape)}
-    tensors: Any = {**found.tensors, group: {**found.tensors[group], **zeros}}
-    return dataclasses.replace(found, tensors=tensors)
-
-
-def test_an_item_that_is_not_restored_is_detected(reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
-    for item in ITEMS:
-        monkeypatch.setattr(
-            train_state, "restore", lambda state, found, item=item: restore(state, without(found, item))
-        )
-        assert departures(reference, CUT) == [f"at once: {item}"]
-
-
-@pytest.mark.parametrize("item", ["model", "optimizer", "ema"])
-def test_a_checkpoint_without_an_item_is_rejected(reference: Reference, item: str) -> None:
-    found = checkpoint.load(reference.folders[CUT - 1])
-    tensors: Any = {group: named if group != item else {} for group, named in found.tensors.items()}
-    with pytest.raises(LmtrainError, match="does not fit"):
-        restore(begin(reference.config), dataclasses.replace(found, tensors=tensors))
+def test_every_item_of_the_state_is_restored_and_none_may_be_missing(little: Config, tmp_path: Path) -> None:
+    """All differ from those of a new run."""
+    config = change(little, **SMALL | MATRIX["fp16, ema, 1 micro-batch"])
+    state, new = start(config), start(config)
+    for _ in range(7):
+        overflow(state, 1e-2)
+    state.evaluated, state.best, state.stale = 2, 4.5, 1
+    found = checkpoint.load(checkpoint.save(tmp_path, 7, *snapshot(state, None, **CIRCUMSTANCES)))
+    before = state_of(new)
+    assert [name for name, digest in state_of(state).items() if digest == before.get(name)] == []
+    for group in ("model", "optimizer", "ema"):
+        tensors: Any = {**found.tensors, group: {}}
+        with pytest.raises(LmtrainError, match="does not fit"):
+            restore(start(config), dataclasses.replace(found, tensors=tensors))
+    restore(new, found)
+    assert state_of(new) == state_of(state)
 
 
 @pytest.mark.gpu
