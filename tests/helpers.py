@@ -16,14 +16,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, get_args
+from typing import Any, NoReturn, get_args
 
 import pytest
 import torch
-from torch import Tensor
 
 from lmtrain.config.schema import SECTIONS
-from lmtrain.storage import checkpoint
+from lmtrain.storage import checkpoint, run_checkpoints
 from lmtrain.storage.checkpoint import Checkpoint
 from lmtrain.storage.files import sha256_bytes
 from lmtrain.storage.tensor_files import serialize
@@ -149,25 +148,13 @@ def _run(work: Callable[[Callable[[str], None]], None], sender: int, output: Pat
         os._exit(status)
 
 
-class Content(NamedTuple):
-    """A checkpoint whose tensors are in memory, so that it can be compared after its files are gone."""
-
-    folder: Path
-    tensors: dict[str, dict[str, Tensor]]
-    info: dict[str, Any]
-
-    def hashes(self) -> dict[str, str]:
-        """The hash of each file of tensors, if one process had written it."""
-        return {f"{group}.safetensors": sha256_bytes(*serialize(named)) for group, named in self.tensors.items()}
+def tensors_of(run_dir: Path) -> checkpoint.Tensors:
+    """The tensors of a run's last checkpoint."""
+    return in_memory(checkpoint.load(run_checkpoints.choose(run_dir, "last")))
 
 
-def content(found: Checkpoint) -> Content:
-    tensors = {group: {name: stored[...] for name, stored in named.items()} for group, named in found.tensors.items()}
-    return Content(found.folder, tensors, found.info)
-
-
-def read(folder: Path) -> Content:
-    return content(checkpoint.load(folder))
+def in_memory(found: Checkpoint) -> checkpoint.Tensors:
+    return {group: {name: stored[...] for name, stored in named.items()} for group, named in found.tensors.items()}
 
 
 def give_input(patch: pytest.MonkeyPatch, content: bytes) -> None:
@@ -217,6 +204,6 @@ def state_hash(found: Checkpoint) -> str:
 
     It does not depend on how many processes wrote the tensors.
     """
-    files = content(found).hashes()
+    files = {f"{group}.safetensors": sha256_bytes(*serialize(named)) for group, named in in_memory(found).items()}
     state = {"step": found.info["step"], "files": files, "counters": found.info.get("counters")}
     return sha256_bytes(json.dumps(state, sort_keys=True).encode())

@@ -15,9 +15,8 @@ import pytest
 
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import files, run_checkpoints
-from tests.helpers import Content, read
 from tests.storage.crash_states import Call, Tree, build, crash_states, read_tree, record
-from tests.storage.helpers import leftovers, restart, same, save
+from tests.storage.helpers import leftovers, read, restart, save
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,9 @@ class Save:
     calls: list[Call]
     returned: int
     """How many calls had been made when `checkpoint.save` returned."""
-    old: Content | None
-    new: Content
+    old: str | None
+    new: str
+    """The hashes of the states before and after."""
 
 
 def recorded_save(base: Path, kind: str) -> Save:
@@ -56,9 +56,9 @@ def complaint(run_dir: Path, saved: Save, *, returned: bool) -> str:
         return "leftovers"
     if notes:
         return "a damaged folder had the name of a checkpoint"
-    if same(found, saved.new) or (same(found, saved.old) and not returned):
+    if found == saved.new or (found == saved.old and not returned):
         return ""
-    return "an older state after the save had returned" if same(found, saved.old) else "neither old nor new"
+    return "an older state after the save had returned" if found == saved.old else "neither old nor new"
 
 
 def complaints(saved: Save, states: dict[Tree, int], place: Path) -> Iterator[str]:

@@ -13,9 +13,8 @@ import pytest
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import files, run_checkpoints
 from lmtrain.system import disk
-from tests.helpers import read
 from tests.storage.crash_states import CALLS
-from tests.storage.helpers import leftovers, restart, same, save
+from tests.storage.helpers import leftovers, read, restart, save
 
 FULL = os.strerror(errno.ENOSPC)
 
@@ -69,7 +68,7 @@ def test_an_error_of_any_call_harms_nothing(tmp_path: Path, kind: str, for_good:
         if old is None and not list(run_dir.glob("checkpoints/step-*")):
             continue
         found, notes = restart(run_dir)
-        assert same(found, new) or (old is not None and same(found, old))
+        assert found == new or (old is not None and found == old)
         assert notes == leftovers(run_dir) == []
     assert passing >= 9
 
@@ -109,10 +108,10 @@ def test_a_failed_restart_is_one_message_and_the_next_one_works(tmp_path: Path) 
         with pytest.MonkeyPatch.context() as patch:
             failing = FailingDisk(patch, passing, for_good=False)
             try:
-                assert same(restart(run_dir)[0], before)
+                assert restart(run_dir)[0] == before
             except LmtrainError as error:
                 messages.append(str(error))
-        assert same(restart(run_dir)[0], before)
+        assert restart(run_dir)[0] == before
         if not failing.failed:
             break
     assert len(messages) == 3

@@ -29,7 +29,7 @@ from lmtrain.training.parallel import choose_strategy, with_micro_batch
 from lmtrain.training.saving import CheckpointSaver
 from lmtrain.training.sharding import is_sharded, local_rows
 from lmtrain.training.train_state import TrainState, restore, snapshot
-from tests.helpers import read
+from tests.helpers import tensors_of
 from tests.training.helpers import (
     CIRCUMSTANCES,
     change,
@@ -68,12 +68,12 @@ def assert_close_runs(one: Path, other: Path) -> None:
     for (kind, step, figures), (*place, others) in zip(logged(one), logged(other), strict=True):
         assert [kind, step] == place
         assert others == pytest.approx(figures, rel=ROUNDING), (kind, step)
-    ours, theirs = (read(run_checkpoints.choose(folder, "last")) for folder in (one, other))
-    assert ours.info["step"] == theirs.info["step"]
-    for group, named in ours.tensors.items():
-        checkpoint.check_shapes(theirs.tensors[group], named)
+    assert run_checkpoints.choose(one, "last").name == run_checkpoints.choose(other, "last").name
+    theirs = tensors_of(other)
+    for group, named in tensors_of(one).items():
+        checkpoint.check_shapes(theirs[group], named)
         for name, tensor in named.items():
-            assert torch.allclose(theirs.tensors[group][name], tensor, rtol=1e-5, atol=2e-6), f"{group} {name}"
+            assert torch.allclose(theirs[group][name], tensor, rtol=1e-5, atol=2e-6), f"{group} {name}"
 
 
 def test_two_ddp_processes_give_the_same_bits_as_one(
@@ -171,7 +171,7 @@ def test_a_sharded_run_equals_a_single_process(tiny: Config, base: Path, tmp_pat
     for name in variants:
         assert_close_runs(tmp_path / "1" / name, tmp_path / "2" / name)
     trained = lmtrain.load(tmp_path / "2" / "init_from", checkpoint="last", weights="ema", device="cpu")
-    stored = read(run_checkpoints.choose(tmp_path / "2" / "init_from", "last")).tensors["ema"]
+    stored = tensors_of(tmp_path / "2" / "init_from")["ema"]
     assert all(torch.equal(value, stored[name]) for name, value in trained.model.named_parameters())
 
 
@@ -180,7 +180,7 @@ def test_each_process_reads_holds_and_writes_only_its_rows_of_a_sharded_state(
 ) -> None:
     """And the state keeps its bits."""
     before, expected = base, last_hash(base)
-    groups = read(run_checkpoints.choose(before, "last")).tensors
+    groups = tensors_of(before)
     total = sum(tensor.numel() for named in groups.values() for tensor in named.values())
     optimizer_bytes = sum(tensor.nbytes for tensor in groups["optimizer"].values() if tensor.ndim)
     elements: list[int] = []
@@ -220,12 +220,12 @@ def test_scalar_gains_of_older_checkpoints_are_read(tiny: Config, tmp_path: Path
     config = change(tiny, model__norm="scale", train__parallel="fsdp")
     new, old = tmp_path / "new", tmp_path / "old"
     run(config, new)
-    found = read(run_checkpoints.choose(new, "last"))
+    found, tensors = checkpoint.load(run_checkpoints.choose(new, "last")), tensors_of(new)
     shutil.copytree(new, old)
     shutil.rmtree(old / "checkpoints")
     scalars = {
         group: {name: tensor.squeeze() if ".length" in name else tensor for name, tensor in named.items()}
-        for group, named in found.tensors.items()
+        for group, named in tensors.items()
     }
     assert sum(not tensor.shape for tensor in scalars["model"].values()) == 5  # two of the block, its end's, the pool's
     checkpoint.save(old, found.info["step"], scalars, found.info)
@@ -239,7 +239,7 @@ def test_scalar_gains_of_older_checkpoints_are_read(tiny: Config, tmp_path: Path
     together(2, work, tmp_path / "log")
     assert last_hash(tmp_path / "resumed") == last_hash(new)
     trained = lmtrain.load(old, checkpoint="last", weights="raw", device="cpu")
-    assert all(torch.equal(value, found.tensors["model"][name]) for name, value in trained.model.named_parameters())
+    assert all(torch.equal(value, tensors["model"][name]) for name, value in trained.model.named_parameters())
 
 
 @pytest.mark.parametrize("kind", ["full", "compressed", "linear"])
