@@ -1,4 +1,4 @@
-"""Checkpoints for the tests of damage, crashes and full disks, and what a restart makes of them."""
+"""Checkpoints for the tests of crashes and full disks, and what a restart makes of them."""
 
 from pathlib import Path
 
@@ -7,14 +7,14 @@ import torch
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder
 from tests.helpers import messages, state_hash
 
-GROUPS = ("model", "optimizer", "ema")
-
 
 def save(run_dir: Path, step: int, seed: int | None = None) -> Path:
     """Save a checkpoint with the tensors of `seed`; by default each step has its own."""
     seed = step if seed is None else seed
     torch.manual_seed(seed)
-    tensors = {group: {"w": torch.randn(40), "steps": torch.randint(9, (3,))} for group in GROUPS}
+    tensors = {
+        group: {"w": torch.randn(40), "steps": torch.randint(9, (3,))} for group in ("model", "optimizer", "ema")
+    }
     info = {"score": 1.0 / seed, "counters": {"seed": seed, "scaler": {"scale": 65536.0}}, "machine": {"threads": 1}}
     return checkpoint.save(run_dir, step, tensors, info)
 

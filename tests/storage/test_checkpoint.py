@@ -13,6 +13,7 @@ import torch
 from lmtrain.config.schema import Config
 from lmtrain.errors import LmtrainError
 from lmtrain.storage import checkpoint, run_checkpoints, run_folder, tensor_files
+from tests.helpers import flip_bit, state_hash
 from tests.storage.helpers import leftovers
 
 
@@ -38,6 +39,20 @@ def test_a_file_of_tensors_is_as_the_library_writes_it() -> None:
     assert all(torch.equal(found[name], value) for name, value in (named | mixed).items())
     assert all(found[name].dtype == value.dtype for name, value in mixed.items())
     assert b"".join(tensor_files.serialize({})) == safetensors.torch.save({})
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "model.safetensors"])
+def test_a_changed_bit_in_any_byte_is_found(tmp_path: Path, file: str) -> None:
+    folder, rejected = _save(tmp_path, 1, 2.0), 0
+    sound, expected = (folder / file).read_bytes(), state_hash(checkpoint.load(folder))
+    for place in range(len(sound)):
+        (folder / file).write_bytes(sound)
+        flip_bit(folder / file, place)
+        try:
+            assert state_hash(checkpoint.load(folder)) == expected  # the name of the manifest's hash has changed
+        except LmtrainError:
+            rejected += 1
+    assert rejected >= len(sound) - len("sha256")
 
 
 def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
