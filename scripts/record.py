@@ -6,7 +6,6 @@ than `rows` are details that the pages leave out.
 """
 
 import datetime
-import functools
 import json
 import os
 import shlex
@@ -41,7 +40,6 @@ Row = dict[str, Any]
 
 def run_script(main: Callable[[], object]) -> None:
     """Run a script's `main`. A user error ends it with a message and status 1, Ctrl-C with 130."""
-    commit()  # before others are made, while the script runs
     try:
         main()
     except LmtrainError as error:
@@ -106,7 +104,7 @@ def write_record(
     record = {
         "benchmark": benchmark,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "commit": commit(),
+        "commit": COMMIT,
         "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
         "machine": machine(choose_device(device)) | {"load_average": os.getloadavg()[0]},
         "versions": {package: version(package) for package in PACKAGES if find_spec(package)},
@@ -130,9 +128,8 @@ def _identity(record: Record) -> tuple[object, ...]:
     return record["benchmark"], record["command"], machine["processor"], machine["cores"], machine["device"]
 
 
-@functools.cache
-def commit() -> str:
-    """The commit of the repository when this was first called, and whether files that matter differed from it."""
+def find_commit() -> str:
+    """The commit of the repository, and whether files that matter differ from it."""
     changed = "+changes" if _git("status", "--porcelain", "lmtrain", "configs", "scripts", ":!scripts/results") else ""
     return (_git("rev-parse", "HEAD") or "unknown") + changed
 
@@ -144,3 +141,7 @@ def _git(*arguments: str) -> str:
     except OSError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
+
+
+COMMIT = find_commit()
+"""When the script started: others may be made while it runs."""

@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -44,12 +43,10 @@ def test_the_log_of_experiments_mentions_every_sweep() -> None:
 
 
 @pytest.fixture
-def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(record, "RESULTS", tmp_path)
     monkeypatch.setattr(sys, "argv", ["scripts/benchmark", "startup"])
-    record.commit.cache_clear()
-    yield tmp_path
-    record.commit.cache_clear()
+    return tmp_path
 
 
 def test_a_record_replaces_that_of_the_same_command(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,20 +69,8 @@ def test_a_record_of_another_machine_or_benchmark_is_kept(results: Path, monkeyp
     assert len(record.read_records(results / "f.json")) == 5
 
 
-def test_a_commit_with_changes_is_marked(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_with_changes_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     git = Mock(side_effect=[" M lmtrain/errors.py", "abc"])
     monkeypatch.setattr(record, "_git", git)
-    assert record.commit() == "abc+changes"
+    assert record.find_commit() == "abc+changes"
     assert {"lmtrain", "configs", "scripts", ":!scripts/results"} <= set(git.call_args_list[0].args)
-
-
-def test_a_record_names_the_commit_at_which_the_script_started(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = {"rev-parse": "abc", "status": ""}
-    monkeypatch.setattr(record, "_git", lambda command, *_: state[command])
-
-    def main() -> None:
-        state.update({"rev-parse": "def", "status": " M lmtrain/errors.py"})
-        record.write_record("soak", "soak", {}, seeds=[])
-
-    record.run_script(main)
-    assert [entry["commit"] for entry in record.read_records(results / "soak.json")] == ["abc"]

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
-from record import RESULTS, commit, write_record
+from record import RESULTS, write_record
 
 SEED = 0
 """Of the weights and the data."""
@@ -30,8 +30,6 @@ def parse(description: str | None, steps: int = 0) -> argparse.Namespace:
     if steps:
         parser.add_argument("--steps", type=int, default=steps, help="training steps (%(default)s)")
     options = parser.parse_args()
-    if options.record:
-        commit()  # before others are made, while the example runs
     torch.manual_seed(SEED)
     torch.set_num_threads(1)
     return options
