@@ -1,9 +1,10 @@
 """Hostile input: parts and values that a file must not hold, in valid input; and a limit on memory."""
 
 import json
+import random
 import resource
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,12 +80,12 @@ def limited_memory(more: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def edited(seed: bytes, edits: Sequence[tuple[int, int, bytes]]) -> bytes:
-    """`seed` after edits (position, bytes removed there, bytes inserted there); positions wrap around."""
+def edited(seed: bytes, choice: random.Random) -> bytes:
+    """`seed` after some edits: bytes at random places are replaced by others, or by a fragment."""
     data = bytearray(seed)
-    for position, removed, inserted in edits:
-        start = position % (len(data) + 1)
-        data[start : start + removed] = inserted
+    for _ in range(choice.randint(1, 6)):
+        start, removed = choice.randrange(len(data) + 1), choice.choice([0, 1, 4, 40])
+        data[start : start + removed] = choice.choice([*FRAGMENTS, choice.randbytes(removed or 4)])
     return bytes(data)
 
 

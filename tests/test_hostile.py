@@ -2,6 +2,7 @@
 
 import ast
 import json
+import random
 import shutil
 import struct
 import sys
@@ -13,8 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import lmtrain
 from lmtrain.config import loader
@@ -50,12 +49,7 @@ from tests.hostile import (
 
 MEMORY = 1 << 30
 MOST_VARIANTS = 100
-EDITS = st.lists(
-    st.tuples(st.integers(0, 1 << 14), st.integers(0, 40), st.binary(max_size=8) | st.sampled_from(FRAGMENTS))
-    | st.tuples(st.integers(0, 1 << 14), st.just(4), st.binary(min_size=4, max_size=4)),
-    min_size=1,
-    max_size=6,
-)
+EDITS = 40
 LINES = ["= One =", "", "the cat sat on the mat", "the dog <unk> é", ""]
 TEXT = "\n".join(LINES).encode()
 
@@ -161,9 +155,11 @@ def result(path: Path, data: bytes, use: Callable[[], None], *, signed: bool) ->
     return "rejected" if message else "accepted"
 
 
-def hostile_inputs(name: str, seed: bytes) -> Iterator[bytes]:
-    """Fragments; and JSON, or a header in JSON, in which one value is odd."""
+def hostile_inputs(name: str, seeds: list[bytes]) -> Iterator[bytes]:
+    """Fragments; valid contents with edits; and JSON, or a header in JSON, in which one value is odd."""
     yield from (b"", *FRAGMENTS)
+    choice, seed = random.Random(0), seeds[0]
+    yield from (edited(choice.choice(seeds), choice) for _ in range(EDITS))
     if name.endswith(".json"):
         found = [json.dumps(document).encode() for document in variants(json.loads(seed))]
     elif name.endswith(".safetensors"):
@@ -177,15 +173,7 @@ def hostile_inputs(name: str, seed: bytes) -> Iterator[bytes]:
 def attack(path: Path, seeds: list[bytes], use: Callable[[], None], *, signed: bool = False) -> set[str]:
     """What became of everything else than what lmtrain wrote, which is accepted: it is accepted or rejected."""
     assert {result(path, seed, use, signed=signed) for seed in seeds} == {"accepted"}
-    kinds = {result(path, data, use, signed=signed) for data in hostile_inputs(path.name, seeds[0])}
-
-    @settings(max_examples=40)
-    @given(seed=st.sampled_from(seeds), edits=EDITS)
-    def search(seed: bytes, edits: list[tuple[int, int, bytes]]) -> None:
-        kinds.add(result(path, edited(seed, edits), use, signed=signed))
-
-    search()
-    return kinds
+    return {result(path, data, use, signed=signed) for data in hostile_inputs(path.name, seeds)}
 
 
 @pytest.mark.parametrize("name", FILES)
