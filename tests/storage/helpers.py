@@ -12,9 +12,7 @@ def save(run_dir: Path, step: int, seed: int | None = None) -> Path:
     """Save a checkpoint with the tensors of `seed`; by default each step has its own."""
     seed = step if seed is None else seed
     torch.manual_seed(seed)
-    tensors = {
-        group: {"w": torch.randn(40), "steps": torch.randint(9, (3,))} for group in ("model", "optimizer", "ema")
-    }
+    tensors = {group: {"w": torch.randn(40), "steps": torch.randint(9, (3,))} for group in ("model", "optimizer")}
     info = {"score": 1.0 / seed, "counters": {"seed": seed, "scaler": {"scale": 65536.0}}, "machine": {"threads": 1}}
     return checkpoint.save(run_dir, step, tensors, info)
 
