@@ -14,7 +14,7 @@ from lmtrain.system.distributed import join_processes
 from lmtrain.system.messages import log, log_level
 from lmtrain.training.finished import Outcome
 from lmtrain.training.loop import fit
-from lmtrain.training.plan import RunPlan, changed_fields, plan_run, prepare
+from lmtrain.training.plan import RunPlan, plan_run, prepare
 
 
 def train(
@@ -55,9 +55,6 @@ def train_plan(plan: RunPlan) -> Outcome:
         with torch.random.fork_rng(devices=[]), join_processes(plan.config.train.device) as processes:
             with processes.main_first():
                 config, store = prepare(plan)
-            if plan.recipe_overrides is not None:
-                fields = " ".join(changed_fields(config))
-                log.info(f"recipe for this text and machine, where it differs from the defaults: {fields}")
             return fit(config, store, plan.run_dir, processes=processes)
     finally:
         torch.set_num_threads(threads)

@@ -27,6 +27,7 @@ from lmtrain.storage.checkpoint import FORMAT
 from lmtrain.storage.files import read_manifest
 from lmtrain.storage.run_folder import TOKENIZER, default_name, find_run, has_checkpoint, run_config
 from lmtrain.system.device import choose_device, cores
+from lmtrain.system.messages import log
 
 GPU_CORES = 15
 """A multiprocessor of a GPU counts as this many cores of a CPU, by the tokens per second of `wikitext2` on an H200,
@@ -141,11 +142,13 @@ def prepare(plan: RunPlan) -> tuple[Config, TokenStore]:
     recipe.
     """
     tokenizer, store = _tokens_of(plan)
-    config = plan.config
-    if plan.recipe_overrides is not None:
-        recipe = _recipe(plan.recipe_overrides, store.split("train").tokens, store.tokenizer.vocab_size)
-        config = _with_absolute_paths(recipe, plan.run_dir)
-    return config.model_copy(update={"tokenizer": tokenizer}), store
+    if plan.recipe_overrides is None:
+        return plan.config.model_copy(update={"tokenizer": tokenizer}), store
+    recipe = _recipe(plan.recipe_overrides, store.split("train").tokens, store.tokenizer.vocab_size)
+    config = _with_absolute_paths(recipe, plan.run_dir).model_copy(update={"tokenizer": tokenizer})
+    fields = " ".join(changed_fields(config))
+    log.info(f"recipe for this text and machine, where it differs from the defaults: {fields}")
+    return config, store
 
 
 def _tokens_of(plan: RunPlan) -> tuple[TokenizerConfig, TokenStore]:
