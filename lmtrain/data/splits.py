@@ -20,7 +20,9 @@ from lmtrain.storage.files import MANIFEST, read_errors, read_manifest, verify
 from lmtrain.system.messages import log, shows_bars
 
 _HEADING = re.compile(r" ?= [^=\s](?:.*[^=\s])? = ?")
-_WORD = re.compile(r"\S+")
+MAX_LINE = 1 << 17
+"""Characters of a line in a corpus, at most."""
+_PART = re.compile(rf".{{1,{MAX_LINE}}}(?:(?<=\s)|$)|.{{{MAX_LINE}}}")
 
 SHARE = 0.05
 """The part of a text that is cut off for a validation or test split."""
@@ -81,20 +83,21 @@ class Text:
 def write_split(folder: Path, split: str, lines: Lines, label: str) -> dict[str, int]:
     """Write a split and return its counts: lines, words (between whitespace), bytes (with newlines), documents.
 
-    Documents start at WikiText's level-one headings (` = Title = ` between blank lines), if there are any and no row of
-    the source has several lines; else where the source's rows start; else the split is one document. Memory grows with
-    the documents and the longest line, not with the text. Raises LmtrainError if the split has no words; `label` is
-    its name in the message.
+    A line of more than `MAX_LINE` characters is broken, after whitespace if there is any, so that later steps take each
+    line at once. Documents start at WikiText's level-one headings (` = Title = ` between blank lines), if there are any
+    and no row of the source has several lines; else where the source's rows start; else the split is one document.
+    Memory grows with the documents and the longest line, not with the text. Raises LmtrainError if the split has no
+    words; `label` is its name in the message.
     """
     starts, headings = array("q"), array("q")
     words = size = 0
     number = first_text = heading = -1
     after_blank = True
     with (folder / f"{split}.txt").open("wb", buffering=1 << 20) as file:
-        bar = tqdm(lines, desc=split, unit=" lines", unit_scale=True, disable=not shows_bars(), delay=0.5)
+        bar = tqdm(_broken(lines), desc=split, unit=" lines", unit_scale=True, disable=not shows_bars(), delay=0.5)
         for number, (text, starts_document) in enumerate(bar):
             size += file.write(text.encode() + b"\n")
-            line_words = _count_words(text)
+            line_words = len(text.split())
             if starts_document:
                 starts.append(number)
             if heading >= 0 and line_words == 0:
@@ -133,15 +136,13 @@ def document_starts(text: Path) -> np.ndarray:
 
 
 def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str) -> dict[str, dict[str, int]]:
-    """Write `lines` as several `splits`, in order, all but the first with `SHARE` of the documents, lines or words.
+    """Write `lines` as several `splits`, in order, all but the first with `SHARE` of the documents or lines.
 
     Cuts fall between documents, unless a share is less than one of them, or their lengths differ so much that the
-    documents of a share have less than half or more than twice its bytes; then between lines, unless a share is less
-    than one of them, or one of them is longer than a tenth of the text; then between words, where a line end replaces a
-    space or tab. If `SHARE` of the text is more than `HELD_OUT` bytes, a share is the fraction that these are of the
-    text.
+    documents of a share have less than half or more than twice its bytes; then between lines. If `SHARE` of the text is
+    more than `HELD_OUT` bytes, a share is the fraction that these are of the text.
 
-    Return the counts of each split. Raises LmtrainError if one has no words.
+    Return the counts of each split. Raises LmtrainError if one has no words, or if the text has no place for cuts.
     """
     path = folder / "whole.txt"
     whole = write_split(folder, "whole", lines, source)
@@ -152,14 +153,14 @@ def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str) ->
     bounds: list[int] = []
     if share * len(starts) >= 1:
         bounds = starts[np.round(ends * len(starts)).astype(int)].tolist()
-    if bounds and all(0.5 <= size / (share * whole["bytes"]) <= 2 for size in _bytes_from(path, bounds)):
-        unit = "documents"
-    elif share * whole["lines"] >= 1 and _longest_line(path) <= 2 * SHARE * whole["bytes"]:
+    unit = "documents"
+    if not bounds or not all(0.5 <= size / (share * whole["bytes"]) <= 2 for size in _bytes_from(path, bounds)):
         unit, bounds = "lines", np.round(ends * whole["lines"]).astype(int).tolist()
-    else:
-        unit = "words"
-        places = [*(ends * whole["bytes"]).astype(int).tolist(), whole["bytes"]]
-        (*bounds, whole["lines"]), starts = _end_lines(path, places, starts)
+        if _longest_line(path) > 2 * SHARE * whole["bytes"]:
+            raise LmtrainError(
+                f"{source} can't be split, since one line is over a tenth of it: break its lines, for example with "
+                "fold -s, or give a folder with a file for each split"
+            )
     percent = ", ".join(f"{100 * part:.3g}% {split}" for split, part in parts.items())
     log.info(f"no validation split: the {unit} are split, in order, into {percent}")
     is_start = np.zeros(whole["lines"], bool)
@@ -167,7 +168,7 @@ def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str) ->
     counts, text = {}, lines_of(path)
     for split, begin, end in zip(splits, [0, *bounds], [*bounds, whole["lines"]], strict=True):
         part = zip((line[:-1] for line in islice(text, end - begin)), is_start[begin:end].tolist(), strict=True)
-        label = f"the {split} split, cut from {source} at a space or line end, which could be a file of its own,"
+        label = f"the {split} split, cut from {source} at a line end, which could be a file of its own,"
         counts[split] = write_split(folder, split, part, label)
     path.unlink()
     path.with_suffix(".docs.npy").unlink()
@@ -186,24 +187,12 @@ def _longest_line(path: Path) -> int:
         return max(map(len, file))
 
 
-def _end_lines(path: Path, places: list[int], starts: np.ndarray) -> tuple[list[int], np.ndarray]:
-    """End a line before each of these bytes of a text, which is held in memory: at the last space or tab, unless a line
-    ends after that.
-
-    Return the numbers of the lines that follow, and the lines at which documents start, as they are numbered then.
-    """
-    text, numbers = bytearray(path.read_bytes()), []
-    for place in places:
-        cut = max(text.rfind(sign, 0, place) for sign in (b" ", b"\t", b"\n"))
-        is_new = cut >= 0 and text[cut] != ord("\n")
-        if is_new:
-            text[cut] = ord("\n")
-        numbers.append(text.count(b"\n", 0, cut + 1))
-        starts = starts + (starts >= numbers[-1]) * is_new
-    path.write_bytes(text)
-    return numbers, starts
-
-
-def _count_words(text: str) -> int:
-    """The words between whitespace; a very long line is not split into a list many times its size."""
-    return len(text.split()) if len(text) < 1 << 20 else sum(1 for _ in _WORD.finditer(text))
+def _broken(lines: Lines) -> Lines:
+    """The lines, of which those of more than `MAX_LINE` characters are broken."""
+    for line in lines:
+        if len(line[0]) <= MAX_LINE:
+            yield line
+            continue
+        first, *others = _PART.findall(line[0])
+        yield first, line[1]
+        yield from ((part, False) for part in others)

@@ -42,9 +42,7 @@ BYTE_VOCABULARY = {EOS: 0} | {symbol: byte + 1 for symbol, byte in BYTE.items()}
 
 MAX_IDS = 1 << 24
 """Ids that a file may make the rows of an embedding; its entries are limited by its size."""
-_PIECE = 1 << 16
 
-_WORD_END = re.compile(r"\S(?= )")
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """A byte in a vocabulary of characters that falls back to bytes."""
@@ -90,7 +88,7 @@ class Tokenizer:
         byte_level = _is_byte_level(document)
         found_bytes = ((index, _bytes_of(token, byte_level)) for token, index in vocabulary.items())
         self._bytes = {index: content for index, content in found_bytes if content is not None}
-        first = self.encode_pieces(["a"])[0]
+        first = self.encode_lines(["a"])[0]
         # What stands for an unknown token before another one: it ends a word.
         self._word = first[-1] if first else self.eos_id
         self.adds_space = bool(first) and self.token_bytes(None, first[0]).startswith(b" ")
@@ -104,7 +102,7 @@ class Tokenizer:
         """
         vocabulary = BYTE_VOCABULARY if config.kind == "byte" else {EOS: 0}
         if config.kind == "word":
-            counts = Counter(chain.from_iterable(piece.split() for piece in pieces(lines, "word")))
+            counts = Counter(chain.from_iterable(line.split() for line in lines))
             by_frequency = sorted(counts, key=lambda word: (-counts[word], word))
             words = [word for word in by_frequency if word not in (UNK, EOS)]
             vocabulary = {word: index for index, word in enumerate([UNK, EOS, *words][: config.vocab_size])}
@@ -119,7 +117,7 @@ class Tokenizer:
                 initial_alphabet=BYTE_SYMBOLS,
                 show_progress=False,
             )
-            backend.train_from_iterator(pieces((f"{line}\n" for line in lines), "bpe"), trainer)
+            backend.train_from_iterator((f"{line}\n" for line in lines), trainer)
         # `<eos>` is not an added token, because the library finds added tokens in any text.
         document: Json = json.loads(backend.to_str()) | {"added_tokens": []}
         description = Description.of_kind(config.kind)
@@ -155,8 +153,8 @@ class Tokenizer:
         """Write tokenizer.json, the bytes with the hash `sha256`, to `path`."""
         write_file(path, self._content)
 
-    def encode_pieces(self, texts: list[str]) -> list[list[int]]:
-        """Return the ids of each text, each a line with its "\\n" or a part of one (see `pieces`).
+    def encode_lines(self, texts: list[str]) -> list[list[int]]:
+        """Return the ids of each text, each a line with its "\\n" or without.
 
         bpe and file use all cores. Raises LmtrainError if the tokenizer of a file fails.
         """
@@ -188,7 +186,7 @@ class Tokenizer:
         Raises LmtrainError if `text` holds a lone surrogate, which no UTF-8 text can.
         """
         check_unicode(text, "the text")
-        return list(chain.from_iterable(self.encode_pieces(list(pieces(_LINE.findall(text), self.kind)))))
+        return list(chain.from_iterable(self.encode_lines(_LINE.findall(text))))
 
     def count_unknown(self, text: str, ids: list[int]) -> int:
         """Count the ids of `text` that stand for an unknown word or a part of one.
@@ -267,22 +265,3 @@ def _bytes_of(token: str, byte_level: bool) -> bytes | None:
         return bytes(BYTE[symbol] for symbol in token)
     byte = _BYTE_TOKEN.fullmatch(token)
     return bytes.fromhex(byte[1]) if byte else None
-
-
-def pieces(texts: Iterable[str], kind: Kind) -> Iterator[str]:
-    """Cut long texts, so that a corpus of one single line is encoded in bounded memory too.
-
-    A cut falls between a word and the space after it, where every kind of tokenizer has a boundary; a tokenizer of a
-    file that puts a space before each text puts one there too. Only a text without such a place in the next 65,536
-    characters is cut elsewhere, and with word none is.
-    """
-    for text in texts:
-        start = 0
-        while len(text) - start > 2 * _PIECE:
-            last = len(text) if kind == "word" else start + 2 * _PIECE
-            match = _WORD_END.search(text, start + _PIECE, last)
-            cut = match.end() if match else last
-            yield text[start:cut]
-            start = cut
-        if start < len(text):
-            yield text[start:]

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from lmtrain.config.schema import Config, DataConfig, TokenizerConfig
 from lmtrain.data.corpus import Corpus, existing, make_corpus, reject_foreign
 from lmtrain.data.splits import Lines, document_starts, lines_of, write_split
-from lmtrain.data.tokenizer import Tokenizer, pieces
+from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokens import FORMAT, Split, TokenStore, open_store, words_and_line_ends
 from lmtrain.storage.files import new_folder, write_errors
 from lmtrain.storage.run_folder import TOKENIZER
@@ -180,19 +180,16 @@ def _encode_text(lines: Iterable[str], starts: np.ndarray, tokenizer: Tokenizer)
     lines `starts` (documents,), the first of them at line 0.
     """
     document_end = [] if tokenizer.kind == "word" else [tokenizer.eos_id]
-    later_starts = iter(starts[1:].tolist())
-    next_start = next(later_starts, None)
-    line = 0
-    texts = pieces(lines, tokenizer.kind)
-    while batch := list(islice(texts, _BATCH)):
+    later_starts = set(starts[1:].tolist())
+    numbered = enumerate(lines)
+    while batch := list(islice(numbered, _BATCH)):
         ids: list[int] = []
         replaced = 0
-        for piece, piece_ids in zip(batch, tokenizer.encode_pieces(batch), strict=True):
-            if line == next_start:
+        encoded = tokenizer.encode_lines([line for _, line in batch])
+        for (number, line), line_ids in zip(batch, encoded, strict=True):
+            if number in later_starts:
                 ids += document_end
-                next_start = next(later_starts, None)
-            ids += piece_ids
-            replaced += tokenizer.count_unknown(piece, piece_ids)
-            line += piece.endswith("\n")
+            ids += line_ids
+            replaced += tokenizer.count_unknown(line, line_ids)
         yield np.array(ids, tokenizer.id_type), replaced
     yield np.array(document_end, tokenizer.id_type), 0

@@ -1,5 +1,6 @@
 """The splits of a corpus: what is written and counted, and what is cut off a text to be held out."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -30,10 +31,30 @@ def test_any_text_round_trips(tmp_path_factory: pytest.TempPathFactory, lines: l
     assert counts["bytes"] == (folder / "train.txt").stat().st_size
 
 
-def test_very_long_line_counts_its_words(tmp_path: Path) -> None:
-    line = "word \u00a0\x1c" * 400_000
-    counts = write_split(tmp_path, "train", iter([(line, False)]), "the text")
-    assert counts["words"] == len(line.split()) == 400_000
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ("word \u00a0\x1c" * 3, ["word \u00a0\x1c", "word \u00a0\x1c", "word \u00a0\x1c"]),
+        ("a b\tc" + "d" * 20 + " e ", ["a b\t", "cddddddddd", "dddddddddd", "d e "]),
+        ("東" * 20, ["東" * 10, "東" * 10]),
+    ],
+)
+def test_a_long_line_is_broken_after_whitespace_if_there_is_any(
+    tmp_path: Path, line: str, parts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(splits, "MAX_LINE", 10)
+    monkeypatch.setattr(splits, "_PART", re.compile(splits._PART.pattern.replace(str(1 << 17), "10")))
+    counts = write_split(tmp_path, "train", [("short", True), (line, True), ("", False)], "the text")
+    assert (tmp_path / "train.txt").read_text().split("\n") == ["short", *parts, "", ""]
+    assert counts["lines"] == 2 + len(parts)
+    assert np.load(tmp_path / "train.docs.npy").tolist() == [0, 1]
+
+
+def test_a_text_of_one_long_line_is_split(tmp_path: Path) -> None:
+    line = " ".join(map(str, range(500_000)))
+    counts = cut(tmp_path, [(line, False)])
+    assert sum(own["words"] for own in counts.values()) == 500_000
+    assert "".join((tmp_path / f"{split}.txt").read_text() for split in SPLITS).replace("\n", "") == line
 
 
 def test_documents_too_long_to_hold_one_out_are_cut_by_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,47 +84,9 @@ def test_documents_of_very_different_lengths_are_cut_by_lines(
     assert f"the {unit} are split" in notes[0]
 
 
-LONG = [f"w{number:03}" for number in range(400)]
-
-
 @pytest.mark.parametrize(
-    ("lines", "train"),
-    [
-        ([" ".join(LONG)], 360),
-        (["\t".join(LONG)], 360),
-        ([LONG[0], "", " ".join(LONG[1:])], 359),
-        ([*LONG[:20], " ".join(LONG[20:])], 360),
-        ([*(" ".join(LONG[first : first + 10]) for first in range(0, 340, 10)), " ".join(LONG[340:])], 360),
-    ],
-    ids=["one-line", "tabs", "few-lines", "one-line-that-is-most-of-the-text", "one-that-is-a-seventh"],
+    "lines", [["two words"], ["word"] * 9, [*["word"] * 40, "word " * 5], ["x" * 1_000, " y" * 30]]
 )
-def test_long_lines_are_cut_between_words(tmp_path: Path, lines: list[str], train: int, notes: list[str]) -> None:
-    counts = cut(tmp_path, ((line, False) for line in lines))
-    text = {split: (tmp_path / f"{split}.txt").read_text() for split in SPLITS}
-    assert [text[split].split() for split in SPLITS] == [LONG[:train], LONG[train : train + 20], LONG[train + 20 :]]
-    assert [text["valid"].count("\n"), text["test"].count("\n")] == [1, 1]
-    for split, own in text.items():
-        assert own.endswith("\n")
-        found = {"lines": own.count("\n"), "words": len(own.split()), "bytes": len(own.encode()), "documents": 1}
-        assert counts[split] == found
-    assert notes == ["no validation split: the words are split, in order, into 90% train, 5% valid, 5% test"]
-
-
-def test_lines_too_long_to_hold_one_out_are_cut_between_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splits, "HELD_OUT", 20)
-    counts = cut(tmp_path, ((" ".join(LONG[first : first + 10]), False) for first in range(0, 400, 10)))
-    assert {split: own["words"] for split, own in counts.items()} == {"train": 392, "valid": 4, "test": 4}
-
-
-def test_a_text_without_a_place_for_a_cut_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(LmtrainError, match=r"^the train split, cut from the text at a space .* has no words: give it"):
-        cut(tmp_path, [("x" * 1_000 + " y" * 30, False)])
-
-
-def test_documents_keep_their_lines_where_words_are_cut(tmp_path: Path) -> None:
-    parts = [LONG[:340], LONG[340:375], LONG[375:390], LONG[390:]]
-    counts = cut(tmp_path, ((" ".join(words), True) for words in parts))
-    assert [counts[split]["documents"] for split in SPLITS] == [2, 2, 2]
-    starts = [np.load(tmp_path / f"{split}.docs.npy").tolist() for split in SPLITS]
-    assert starts == [[0, 1], [0, 1], [0, 1]]
-    assert (tmp_path / "valid.txt").read_text().split("\n")[1].split() == LONG[375:380]
+def test_a_text_without_a_place_for_a_cut_is_rejected(tmp_path: Path, lines: list[str]) -> None:
+    with pytest.raises(LmtrainError, match=r"^the text can't be split, since one line .*: break its lines, .* fold -s"):
+        cut(tmp_path, ((line, False) for line in lines))

@@ -11,8 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lmtrain.config.schema import TokenizerConfig
-from lmtrain.data import tokenizer as module
-from lmtrain.data.tokenizer import Tokenizer, pieces
+from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokenizer_file import Kind
 from lmtrain.errors import LmtrainError
 from tests.data.helpers import KINDS, TRAINED
@@ -32,7 +31,7 @@ def test_word_vocabulary_is_ordered_by_frequency_then_alphabet() -> None:
 def test_word_vocabulary_is_cut_to_the_most_frequent() -> None:
     trained = Tokenizer.train(["b a b", "c a b"], TokenizerConfig(kind="word", vocab_size=4))
     assert trained.vocab_size == 4
-    assert trained.encode_pieces(["a b c\n"]) == [[3, 2, trained.unk_id, trained.eos_id]]
+    assert trained.encode_lines(["a b c\n"]) == [[3, 2, trained.unk_id, trained.eos_id]]
 
 
 def test_word_ids_of_literal_special_words() -> None:
@@ -115,25 +114,6 @@ def test_byte_tokens_are_escaped() -> None:
 def test_lone_surrogates_are_rejected(kind: Kind) -> None:
     with pytest.raises(LmtrainError, match="lone surrogate at character 2"):
         TRAINED[kind].encode("ab\ud800")
-
-
-@given(st.lists(st.sampled_from(["the", "cat", "<eos>", " ", "  ", "\t", "\x1c", "'s", "7", "é", "\r"])).map("".join))
-def test_cut_lines_encode_like_whole_ones(line: str) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_PIECE", 4)
-        parts = {kind: list(pieces([f"{line}\n"], kind)) for kind in KINDS}
-        cuts_at_spaces = all(part.startswith(" ") for part in parts["bpe"][1:])
-    for kind in KINDS:
-        assert "".join(parts[kind]) == f"{line}\n"
-        if kind == "word" or cuts_at_spaces:
-            rows = TRAINED[kind].encode_pieces(parts[kind])
-            assert [index for row in rows for index in row] == TRAINED[kind].encode(f"{line}\n")
-
-
-def test_a_text_without_spaces_is_cut_to_bounded_pieces_unless_it_is_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PIECE", 4)
-    assert max(map(len, pieces(["東" * 100 + "\n"], "bpe"))) <= 8
-    assert list(pieces(["x" * 100 + " y\n"], "word")) == ["x" * 100, " y\n"]
 
 
 def test_training_is_repeatable_at_any_number_of_threads() -> None:

@@ -24,7 +24,7 @@ def test_save_and_load_give_the_same_tokenizer(kind: Kind, tmp_path: Path) -> No
     TRAINED[kind].save(tmp_path / "tokenizer.json")
     loaded = Tokenizer.load(tmp_path / "tokenizer.json")
     assert (loaded.kind, loaded.sha256, loaded.vocab_size) == (kind, TRAINED[kind].sha256, TRAINED[kind].vocab_size)
-    assert loaded.encode_pieces(LINES) == TRAINED[kind].encode_pieces(LINES)
+    assert loaded.encode_lines(LINES) == TRAINED[kind].encode_lines(LINES)
 
 
 def test_a_bpe_without_merges_stays_a_bpe(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_file_from_before_there_was_the_field_is_read(kind: Kind, tmp_path: Pa
     content = json.dumps(document)
     loaded = tokenizer_of(tmp_path, content)
     assert (loaded.kind, loaded.sha256) == (kind, hashlib.sha256(content.encode()).hexdigest())
-    assert loaded.encode_pieces(LINES) == TRAINED[kind].encode_pieces(LINES)
+    assert loaded.encode_lines(LINES) == TRAINED[kind].encode_lines(LINES)
 
 
 @pytest.mark.parametrize("pre_tokenizer", [pre_tokenizers.Whitespace(), pre_tokenizers.WhitespaceSplit()])

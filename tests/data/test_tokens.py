@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from lmtrain.config.schema import DataConfig, TokenizerConfig
-from lmtrain.data import tokenizer as tokenizer_module
 from lmtrain.data import tokens as tokens_module
 from lmtrain.data.corpus import make_corpus, open_corpus
 from lmtrain.data.tokenizer_file import Kind
@@ -76,19 +75,6 @@ def test_a_text_may_have_any_name(tmp_path: Path) -> None:
     data = DataConfig(source=str(tmp_path / "½ m².txt"), dir=tmp_path / "data")
     store = tokenize(make_corpus(data), CONFIGS["word"])
     assert open_store(store.folder).manifest["corpus"].startswith("½_m²-")
-
-
-@pytest.mark.parametrize(("kind", "tokens"), [("word", 155), ("byte", 661)])
-def test_one_very_long_line_is_cut_and_gives_the_same_tokens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, tokens: int
-) -> None:
-    """The ends of later documents included."""
-    documents = {"train": [["the cat  sat " * 50], ["on"], ["mat"]]}
-    whole = make_store(tmp_path / "whole", kind, documents)
-    monkeypatch.setattr(tokenizer_module, "_PIECE", 16)
-    cut = make_store(tmp_path / "cut", kind, documents)
-    assert cut.sha256 == whole.sha256
-    assert cut.split("train").tokens == tokens
 
 
 @pytest.mark.parametrize(
