@@ -156,10 +156,10 @@ def cut_split(folder: Path, lines: Lines, splits: Sequence[str], source: str) ->
     unit = "documents"
     if not bounds or not all(0.5 <= size / (share * whole["bytes"]) <= 2 for size in _bytes_from(path, bounds)):
         unit, bounds = "lines", np.round(ends * whole["lines"]).astype(int).tolist()
-        if _longest_line(path) > 2 * SHARE * whole["bytes"]:
+        if share * whole["lines"] < 1 or _longest_line(path) > 2 * SHARE * whole["bytes"]:
             raise LmtrainError(
-                f"{source} can't be split, since one line is over a tenth of it: break its lines, for example with "
-                "fold -s, or give a folder with a file for each split"
+                f"{source} can't be split, since it has few lines, or one that is over a tenth of it: break its lines, "
+                "for example with fold -s, or give a folder with a file for each split"
             )
     percent = ", ".join(f"{100 * part:.3g}% {split}" for split, part in parts.items())
     log.info(f"no validation split: the {unit} are split, in order, into {percent}")

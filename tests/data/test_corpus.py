@@ -128,7 +128,7 @@ def test_missing_valid_is_cut_from_train(load: Importer, texts: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("two words", r"book\.txt can't be split, since one line is over a tenth of it"),
+        ("two words", r"book\.txt can't be split, since it has few lines, or one"),
         ("word\n" * 22 + "\n\n" + "word\n", "the valid split, .* could be a file of its own, has no words: give it"),
     ],
 )

@@ -85,8 +85,8 @@ def test_documents_of_very_different_lengths_are_cut_by_lines(
 
 
 @pytest.mark.parametrize(
-    "lines", [["two words"], ["word"] * 9, [*["word"] * 40, "word " * 5], ["x" * 1_000, " y" * 30]]
+    "lines", [["two words"], ["word"] * 19, [*["word"] * 40, "word " * 5], ["x" * 1_000, " y" * 30]]
 )
 def test_a_text_without_a_place_for_a_cut_is_rejected(tmp_path: Path, lines: list[str]) -> None:
-    with pytest.raises(LmtrainError, match=r"^the text can't be split, since one line .*: break its lines, .* fold -s"):
+    with pytest.raises(LmtrainError, match=r"^the text can't be split, since .*: break its lines, .* fold -s"):
         cut(tmp_path, ((line, False) for line in lines))
