@@ -66,8 +66,8 @@ def emissions(state: State, grammar: Grammar) -> Iterator[tuple[str, float, Stat
 
 
 TINY_POOLS: Mapping[str, str | range] = {"name": "Ann Bea Cy", "hue": "red blue grey green", "gap": range(2)}
-TINY = """[2* the {hue} [cat|3* dog] [|sat]|{who:name} met {name} [in {year:gap} [, then {year+gap}|]|] [,|] {=who} ]
-    [/|. /]"""
+TINY = """[2* the {hue} [cat|3* dog] [|sat]|{main:hue} {hue} {hue} {hue}|
+    {who:name} met {name} [in {year:gap} [, then {year+gap}|]|] [,|] {=who} ] [/|. /]"""
 
 
 def derivations(state: State, weight: float, grammar: Grammar) -> Iterator[tuple[tuple[str, ...], float]]:
