@@ -12,7 +12,7 @@ from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.generation.options import Options, StopKind
 from lmtrain.generation.stops import Ending, Stops
 
-LINES = ["= Title =", "", "a b . c ? d e ! e.g.", "the cat sat on the mat . the cat é €", "= = Part = ="]
+LINES = ["= Title =", "", "a b . c ? d e ! e.g. ...", "the cat sat on the mat . the cat é €", "= = Part = ="]
 WORD = Tokenizer.train(LINES, TokenizerConfig(kind="word"))
 BPE = Tokenizer.train(LINES * 3, TokenizerConfig(kind="bpe", vocab_size=290))
 BYTE = Tokenizer.train([], TokenizerConfig(kind="byte"))
@@ -85,7 +85,7 @@ CASES = {
     "word": [
         ("line", "a b\nc", "a b\n", "line"),
         ("line", "a b . c", None, None),
-        ("sentence", "a e.g. b . c", "a e.g. b .", "sentence"),
+        ("sentence", "a e.g. ... b . c", "a e.g. ... b .", "sentence"),
         ("sentence", "d !", "d !", "sentence"),
         ("sentence", "a b\nc .", "a b\n", "line"),
         ("none", "a\n= Title =\nb", None, None),
@@ -120,6 +120,15 @@ def test_texts_end_after_lines_and_sentences(
     whole = spelled(tokenizer, tokenizer.encode(text)[:length])
     assert whole[: len(whole) - ending.cut].decode().removeprefix(" " if kind == "word" else "") == expected
     assert ending.reason == reason
+
+
+def test_a_line_ends_at_the_first_line_end_of_a_token() -> None:
+    class Paragraphs(Tokenizer):
+        def token_bytes(self, before: int | None, id: int) -> bytes:  # noqa: A002
+            return b"a\n\nb"
+
+    stops = Stops(Paragraphs.train([], TokenizerConfig(kind="byte")), Options(stop="line"))
+    assert stops.ending([1]) == Ending("line", 2)
 
 
 @pytest.mark.parametrize("kind", ["bpe", "byte"])
