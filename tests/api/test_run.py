@@ -226,9 +226,10 @@ def test_several_runs_are_the_mean_of_their_probabilities(lmtrain: Lmtrain, work
     """In scores, with the cache, by dynamic evaluation, in texts."""
     lmtrain("train", *TINY, "run.name=other", "run.seed=2", "model.layers=0")
     both = library.load(["sample", "other"], precision="fp32")
-    scored = [library.load(name).score_tokens(TEXT) for name in ("sample", "other")]
-    mean = [-math.log((math.exp(-a) + math.exp(-b)) / 2) for (_, a), (_, b) in zip(*scored, strict=True)]
-    assert [value for _, value in both.score_tokens(TEXT)] == pytest.approx(mean, abs=1e-4)
+    for dynamic in (False, True):
+        scored = [library.load(name).score_tokens(TEXT, dynamic=dynamic) for name in ("sample", "other")]
+        mean = [-math.log((math.exp(-a) + math.exp(-b)) / 2) for (_, a), (_, b) in zip(*scored, strict=True)]
+        assert [value for _, value in both.score_tokens(TEXT, dynamic=dynamic)] == pytest.approx(mean, abs=1e-4)
     options = ["--run", "sample", "--run", "other", "--precision", "fp32"]
     plain, cached, learned = (both.evaluate(limit=200, cache=c, dynamic=d).nats for c, d in ((0, 0), (1, 0), (0, 1)))
     assert len({plain, cached, learned}) == 3
