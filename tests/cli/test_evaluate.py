@@ -108,8 +108,10 @@ def test_options_and_the_environment_say_where_the_corpus_is_now(
     assert f"(the run says '{workdir / 'own.txt'}')" in done.err
     assert lmtrain("eval", "--run", "runs/own", "data.source=moved.txt", "data.dir=other", "--json").json == before
     assert (workdir / "other").is_dir()
-    # Dynamic evaluation reads the corpus of the run whatever it scores.
-    adapted = ["eval", "--run", "runs/own", "--text", "moved.txt", "--dynamic", "--limit", "20", "data.dir=another"]
+    # To score a text, only dynamic evaluation reads the corpus of the run.
+    text = ["eval", "--run", "runs/own", "--text", "moved.txt", "--limit", "20", "data.dir=another"]
+    assert lmtrain(*text).code == 0
+    adapted = [*text, "--dynamic"]
     assert "are not in another: say where they are" in lmtrain(*adapted).err
     assert lmtrain(*adapted, "data.source=moved.txt").code == 0
     assert lmtrain("eval", "--run", "runs/own", "data.dir=elsewhere", "--json").json == before
