@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveIn
 from lmtrain.data.splits import Counts, SplitName, SplitsManifest, read_splits_manifest
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.errors import LmtrainError
-from lmtrain.storage.files import MANIFEST, parse_manifest, read_errors, sha256_bytes
+from lmtrain.storage.files import MANIFEST, read_errors, read_manifest, sha256_bytes
 from lmtrain.storage.run_folder import TOKENIZER
 from lmtrain.system.messages import log
 
@@ -138,7 +138,7 @@ def find_store(data_dir: Path, sha256: str | None) -> TokenStore | None:
         return None
     for path in sorted(data_dir.glob(f"[!.]*/{MANIFEST}")):  # a hidden one is not finished
         try:
-            manifest = parse_manifest(path.parent, FORMAT)
+            manifest = read_manifest(path.parent, FORMAT)
         except LmtrainError:  # such as a corpus
             continue
         if _content_sha256(manifest) == sha256:

@@ -93,7 +93,7 @@ def _write(folder: Path, tensors: Tensors, processes: ProcessGroup) -> dict[str,
 def load(folder: Path, *, only_weights: bool = False, verify_hashes: bool = True) -> Checkpoint:
     """Return a checkpoint, or only the tensors that scoring needs. They are read when they are indexed.
 
-    Without `verify_hashes` only the manifest and the sizes of the files are checked.
+    Without `verify_hashes` only the manifest and the headers of the files are checked.
     Raises LmtrainError if a file is missing, foreign or damaged.
     """
     manifest = read_manifest(folder, FORMAT)

@@ -218,25 +218,10 @@ def folder_lock(folder: Path, operation: int = fcntl.LOCK_EX) -> Iterator[bool]:
 
 
 def read_manifest(folder: Path, folder_format: str) -> dict[str, Any]:
-    """Return the manifest of `folder`, after checking that all its files exist with their sizes.
+    """Return the manifest of `folder`; `verify` checks the files that it names.
 
-    Reading a truncated file through a memory map would end the process with a bus error.
-    Raises LmtrainError if a file is missing or has another size, or the folder is not of `folder_format`, and
-    UnreadableError if the system denies reading it.
-    """
-    manifest = parse_manifest(folder, folder_format)
-    for name, entry in manifest["files"].items():
-        file = folder / name
-        with read_errors(file):
-            if not file.is_file() or file.stat().st_size != entry["bytes"]:
-                raise LmtrainError(f"{file} is missing or has been changed")
-    return manifest
-
-
-def parse_manifest(folder: Path, folder_format: str) -> dict[str, Any]:
-    """Return the manifest as `read_manifest` does, without checking the files that it names.
-
-    The manifest's own hash is verified and removed. An old checkpoint's manifest may have none.
+    The manifest's own hash is verified and removed. An old checkpoint's manifest may have none. Raises LmtrainError if
+    it is missing, damaged, or of another format, and UnreadableError if the system denies reading it.
     """
     path = folder / MANIFEST
     with read_errors(path):
@@ -258,10 +243,9 @@ def parse_manifest(folder: Path, folder_format: str) -> dict[str, Any]:
 
 
 def _is_table(files: object) -> bool:
-    """Whether this is a manifest's table of files: names without a folder, each with the file's size and hash."""
+    """Whether this is a manifest's table of files: names without a folder, each with the file's hash."""
     return isinstance(files, dict) and all(
         isinstance(entry, dict)
-        and isinstance(entry.get("bytes"), int)
         and isinstance(entry.get("sha256"), str)
         and name.isprintable()
         and Path(name).name == name

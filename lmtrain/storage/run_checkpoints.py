@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lmtrain.errors import LmtrainError, UnreadableError, UsageError
 from lmtrain.storage.checkpoint import FORMAT, Checkpoint, load
-from lmtrain.storage.files import parse_manifest, read_errors, remove_folder, write_errors
+from lmtrain.storage.files import read_errors, read_manifest, remove_folder, write_errors
 from lmtrain.storage.run_folder import CHECKPOINTS, STEP_PREFIX, step_folder, step_of
 from lmtrain.system import disk
 from lmtrain.system.messages import log
@@ -84,7 +84,7 @@ def best_first(run_dir: Path) -> list[Path]:
 def _rank(folder: Path) -> tuple[float, int]:
     """The place of a checkpoint in `best_first`; the lowest comes first."""
     try:
-        score = parse_manifest(folder, FORMAT).get("score")
+        score = read_manifest(folder, FORMAT).get("score")
     except LmtrainError:
         return -math.inf, -step_of(folder)
     if isinstance(score, float | int) and abs(score) < math.inf:
@@ -93,7 +93,7 @@ def _rank(folder: Path) -> tuple[float, int]:
 
 
 def best_folder(run_dir: Path) -> Path | None:
-    """Return the folder of the best checkpoint whose files are complete, or None.
+    """Return the folder of the best checkpoint whose weights are complete, or None.
 
     The hashes are not verified.
     """

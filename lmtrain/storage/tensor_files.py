@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import read_errors
+from lmtrain.system import disk
 
 _DTYPES = {
     torch.float64: "F64",
@@ -103,11 +104,13 @@ def serialize(named: Mapping[str, Tensor]) -> list[memoryview]:
 def open_files(files: Iterable[Path]) -> dict[str, LazyTensor]:
     """Return the tensors in files that belong together. Only the headers are read, and the files stay open.
 
-    Raises LmtrainError if one is not a safetensors file, or if rows of a tensor are missing or stored twice.
+    Raises LmtrainError if one is missing, has another size than its header says or is not a safetensors file, or if
+    rows of a tensor are missing or stored twice.
     """
     pieces: dict[str, list[_Piece]] = {}
     for file in files:
         with _reading(file):
+            disk.check_regular(file)
             opened: Any = safe_open(file, "pt")
             for name in opened.keys():  # noqa: SIM118 -- it is not a mapping
                 view = opened.get_slice(name)

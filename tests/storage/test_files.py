@@ -24,6 +24,10 @@ def _write(path: Path, kind: str = "kind/1") -> None:
         (folder / "data").write_bytes(b"content")
 
 
+def _check(path: Path, kind: str = "kind/1") -> None:
+    files.verify(path, files.read_manifest(path, kind)["files"])
+
+
 def test_a_folder_appears_whole_with_its_manifest(tmp_path: Path) -> None:
     _write(tmp_path / "a")
     manifest = files.read_manifest(tmp_path / "a", "kind/1")
@@ -47,7 +51,7 @@ def test_a_damaged_folder_is_rejected_on_opening(tmp_path: Path, name: str, cont
     if content is not None:
         (tmp_path / "a" / name).write_bytes(content)
     with pytest.raises(LmtrainError, match=str(tmp_path)):
-        files.read_manifest(tmp_path / "a", "kind/1")
+        _check(tmp_path / "a")
 
 
 def test_what_a_killed_process_left_is_cleaned_up(tmp_path: Path) -> None:
@@ -61,7 +65,7 @@ def test_what_a_killed_process_left_is_cleaned_up(tmp_path: Path) -> None:
     (tmp_path / "c").rename(tmp_path / ".tmp-c~old-00000002")  # killed between the two renames
     files.recover(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "c"]
-    files.verify(tmp_path / "c", files.read_manifest(tmp_path / "c", "kind/1")["files"])
+    _check(tmp_path / "c")
 
 
 @pytest.mark.parametrize("first", ["nothing", "a damaged one"])
@@ -76,7 +80,7 @@ def test_an_equal_folder_that_another_process_made_meanwhile_stays(tmp_path: Pat
         made = (tmp_path / "a").stat().st_ino
     assert (tmp_path / "a").stat().st_ino == made
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
-    files.verify(tmp_path / "a", files.read_manifest(tmp_path / "a", "kind/1")["files"])
+    _check(tmp_path / "a")
 
 
 def test_a_name_that_is_too_long_is_the_error(tmp_path: Path) -> None:
@@ -117,7 +121,7 @@ def test_a_manifest_names_only_files_in_its_folder(tmp_path: Path, name: str) ->
     manifest["files"] = {name: manifest["files"]["data"]}
     (tmp_path / "a" / files.MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(LmtrainError, match=r"damaged|missing|can't be read") as caught:
-        files.read_manifest(tmp_path / "a", FORMAT)
+        _check(tmp_path / "a", FORMAT)
     assert str(caught.value).isprintable()
 
 
