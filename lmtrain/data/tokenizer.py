@@ -16,7 +16,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Self
@@ -28,7 +27,7 @@ from tokenizers import pre_tokenizers, trainers
 from lmtrain.config.schema import TokenizerConfig
 from lmtrain.data import tokenizer_file
 from lmtrain.data.local import check_unicode
-from lmtrain.data.tokenizer_file import EOS, UNK, Description, Json, Kind
+from lmtrain.data.tokenizer_file import EOS, UNK, Description, Json, Kind, backend_errors
 from lmtrain.errors import LmtrainError
 from lmtrain.storage.files import sha256_bytes, write_file
 from lmtrain.system.messages import escaped
@@ -168,7 +167,7 @@ class Tokenizer:
         return [self._spelled_out(row) if self.eos_id in row else row for row in rows]
 
     def _library_ids(self, texts: list[str]) -> list[list[int]]:
-        with _library_errors("encode the text"):
+        with backend_errors(LmtrainError, "the tokenizer can't encode the text: "):
             return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def _spelled_out(self, ids: list[int]) -> list[int]:
@@ -231,7 +230,7 @@ class Tokenizer:
         return self._library_text([before, id])[len(self._library_text([before])) :]
 
     def _library_text(self, ids: list[int]) -> str:
-        with _library_errors("decode its ids"):
+        with backend_errors(LmtrainError, "the tokenizer can't decode its ids: "):
             return self._backend.decode(ids, skip_special_tokens=False)
 
     def token(self, id: int) -> str:  # noqa: A002 -- the field's term
@@ -242,16 +241,6 @@ class Tokenizer:
         if id in self._bytes and id != self.eos_id:
             text = self._bytes[id].decode("utf-8", errors="backslashreplace")
         return escaped(text)
-
-
-@contextmanager
-def _library_errors(action: str) -> Iterator[None]:
-    """Raise LmtrainError in place of what the library raises."""
-    try:
-        with tokenizer_file.backend_errors(f"the tokenizer can't {action}: "):
-            yield
-    except ValueError as error:
-        raise LmtrainError(str(error)) from None
 
 
 def _is_byte_level(document: Json) -> bool:

@@ -124,7 +124,7 @@ def parse(content: bytes) -> tuple[tokenizers.Tokenizer, Json]:
 
     Raises ValueError if `content` is not a tokenizer.json; the message continues "tokenizer PATH ...".
     """
-    with backend_errors("is damaged, or not a Hugging Face tokenizer.json: "):
+    with backend_errors(ValueError, "is damaged, or not a Hugging Face tokenizer.json: "):
         backend = tokenizers.Tokenizer.from_buffer(content)
         document = json.loads(content)
     backend.no_truncation()
@@ -136,14 +136,14 @@ def parse(content: bytes) -> tuple[tokenizers.Tokenizer, Json]:
 
 
 @contextmanager
-def backend_errors(message: str) -> Iterator[None]:
-    """Raise ValueError in place of what the library raises: an Exception, or a PanicException, which is not one."""
+def backend_errors(raised: type[Exception], message: str) -> Iterator[None]:
+    """Raise `raised` in place of what the library raises: an Exception, or a PanicException, which is not one."""
     try:
         yield
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise ValueError(message + " ".join(str(error).split())[:200]) from None
+        raise raised(message + " ".join(str(error).split())[:200]) from None
 
 
 def _unknown(document: Json) -> str | None:
