@@ -60,7 +60,6 @@ def make_corpus(data: DataConfig) -> Corpus:
     corpus: Corpus | None = existing(folder, open_corpus, {"origin": source.origin})
     if corpus is not None:
         return corpus
-    reject_foreign(folder)
     log.info(f"making corpus {folder} from {data.source}")
     text = source.read()
     info = {"source": data.source, "origin": source.origin, **text.about}
@@ -72,23 +71,26 @@ def make_corpus(data: DataConfig) -> Corpus:
 
 
 def existing(folder: Path, open_folder: Callable[[Path], Any], entries: dict[str, Any]) -> Any:
-    """Return the corpus or token store in `folder` if it can be opened and its manifest has these entries; if not, a
-    message says why. Raises LmtrainError if the system does not say whether there is one.
+    """Return the corpus or token store in `folder` if it can be opened and its manifest has these entries; None if it
+    is to be made, or made again, for a reason that a message names.
+
+    Raises LmtrainError if the folder holds other files, or if the system does not say whether there is one.
     """
+    reason = "its source or configuration has changed"
     try:
         found = open_folder(folder)
+        if entries.items() <= found.manifest.items():
+            return found
     except LmtrainError as error:
-        with read_errors(folder):
-            if (folder / MANIFEST).exists():
-                log.info(f"making {folder} again: {error}")
-        return None
-    if not entries.items() <= found.manifest.items():
-        log.info(f"making {folder} again: its source or configuration has changed")
-        return None
-    return found
+        reason = str(error)
+    with read_errors(folder):
+        _reject_foreign(folder)
+        if (folder / MANIFEST).exists():
+            log.info(f"making {folder} again: {reason}")
+    return None
 
 
-def reject_foreign(folder: Path) -> None:
+def _reject_foreign(folder: Path) -> None:
     """Raise LmtrainError unless `folder`, which would be replaced, is missing, empty, a corpus or a token store."""
     if not folder.exists():
         return

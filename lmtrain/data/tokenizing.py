@@ -15,7 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 from lmtrain.config.schema import Config, DataConfig, TokenizerConfig
-from lmtrain.data.corpus import Corpus, existing, make_corpus, reject_foreign
+from lmtrain.data.corpus import Corpus, existing, make_corpus
 from lmtrain.data.splits import Lines, document_starts, lines_of, write_split
 from lmtrain.data.tokenizer import Tokenizer
 from lmtrain.data.tokens import FORMAT, Split, TokenStore, open_store, words_and_line_ends
@@ -69,7 +69,6 @@ def tokenize(corpus: Corpus, config: TokenizerConfig) -> TokenStore:
     store: TokenStore | None = existing(folder, open_store, identity)
     if store is not None:
         return store
-    reject_foreign(folder)
     tokenizer = external or _trained(corpus, config)
     info = identity | {
         "corpus": corpus.folder.name,
