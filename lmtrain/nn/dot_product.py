@@ -112,8 +112,9 @@ def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, scale: fl
 
 
 def _masked_product(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
-    """query key where the bool `mask` is True, else the lowest number: (..., Tq, D), (..., D, Tk) -> (..., Tq, Tk)."""
-    lowest = torch.finfo(query.dtype).min  # finite, so that softmax has no 0 / 0
+    """query key where the bool `mask` is True, else a very low number: (..., Tq, D), (..., D, Tk) -> (..., Tq, Tk)."""
+    # Finite, so that softmax has no 0 / 0: half the lowest, since a sum with that, or a cast to bf16, may overflow.
+    lowest = torch.finfo(query.dtype).min / 2
     if not query.is_cpu:
         return (query @ key).masked_fill(~mask, lowest)
     # On a CPU the product adds the mask. A mask between product and softmax keeps the compiler from fusing softmax with

@@ -95,6 +95,22 @@ def test_masks_in_bf16_products_equal_softmax_in_float32(kind: str) -> None:
         torch.testing.assert_close(gradient.float(), exact.float(), atol=0.03, rtol=0.03)
 
 
+@pytest.mark.parametrize("length", [1, 40, LONG])
+@pytest.mark.parametrize(
+    ("dtype", "autocast"), [(torch.float32, True), (torch.bfloat16, False), (torch.float16, False)]
+)
+def test_queries_without_a_key_are_finite_in_low_precision(dtype: torch.dtype, autocast: bool, length: int) -> None:
+    """The long ones are those of the last block of local attention, past the end."""
+    query, value = (torch.ones(1, 1, length, 8, dtype=dtype, requires_grad=True) for _ in range(2))
+    mask = None if length == LONG else torch.zeros(length, length, dtype=torch.bool)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        result = attend(query, -30 * query, value, mask, pattern=Pattern(window=1 if mask is None else None))
+        with torch.no_grad():
+            assert attend(query, -30 * query, value, mask).isfinite().all()
+    assert result.isfinite().all()
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(result.sum(), (query, value)))
+
+
 @pytest.mark.parametrize("pattern", [Pattern(causal=True, window=100), Pattern(stride=150, global_tokens=3)], ids=str)
 def test_traced_as_one_graph_equals_eager(pattern: Pattern) -> None:
     leaves = random_qkv(LONG)
