@@ -20,10 +20,11 @@ class WindowedLanguageModel(LanguageModel):
     """
 
     @torch.no_grad()
-    def start(
-        self, tokens: Tensor, valid: Tensor | None = None, _max_tokens: int | None = None
-    ) -> tuple[Tensor, State]:
-        """Read prompts (B, T) as `LanguageModel.start` does: log p of the next token (B, V), and the state."""
+    def start(self, tokens: Tensor, valid: Tensor | None = None, max_tokens: int | None = None) -> tuple[Tensor, State]:
+        """Read prompts (B, T) as `LanguageModel.start` does: log p of the next token (B, V), and the state.
+
+        `max_tokens` has no effect, since the state is a window.
+        """
         tokens, valid = self._last_columns(tokens, valid)
         log_probs = torch.empty(len(tokens), self.vocab_size, device=tokens.device)
         # Rows of one length are computed together, so that no layer needs to handle padding.

@@ -78,7 +78,7 @@ def test_steps_equal_reencoding_the_window_over_three_contexts(
 @pytest.mark.parametrize(("mode", "context"), [*itertools.product(("causal", "windowed"), (1, 2, 3))])
 def test_contexts_of_one_to_three_tokens_are_decoded_as_predicted(mode: str, context: int, token_shift: bool) -> None:
     model, text = build(mode=mode, context=context, token_shift=token_shift), tokens(1, 10)
-    log_probs, state = model.start(text[:, :1])
+    log_probs, state = model.start(text[:, :1], max_tokens=9)
     window = text[0, :1].tolist()
     for t in range(1, 10):
         torch.testing.assert_close(log_probs[0], predict(model, window), atol=1e-5, rtol=1e-5)
