@@ -15,7 +15,7 @@ unknown word, or its five characters.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Self
