@@ -151,4 +151,4 @@ def guided_attention_loss(weights: Tensor, query_lengths: Tensor, key_lengths: T
     cost = 1 - (-((rows - columns) ** 2) / (2 * width**2)).exp()
     real = (queries < query_lengths.unsqueeze(-1)).unsqueeze(-1) & (keys < key_lengths.unsqueeze(-1)).unsqueeze(-2)
     cost = cost.masked_fill(~real, 0.0)  # an empty row's are NaN
-    return (weights * cost.unsqueeze(1)).sum() / real.unsqueeze(1).expand_as(weights).sum()
+    return (weights * cost.unsqueeze(1)).sum() / real.unsqueeze(1).expand_as(weights).sum().clamp_min(1)
